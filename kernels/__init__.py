@@ -1,0 +1,1 @@
+"""NKI kernels, one file per operation. Importing this package imports no kernel, so it needs no NKI."""
