@@ -1,7 +1,7 @@
 """What one physical NeuronCore-v3 of Trainium2 does in a second: one number, one source.
 
-Sources: T2 trainium2_arch.rst, T1 trainium_inferentia2_arch.rst, DMA nki-dma-bandwidth-guide.rst and nki-dma-overview.rst, DGE nki-dge.rst,
-PERF nki_perf_guide.rst (all aws-neuron-sdk 2.32), OLD the cost tables of the NKI beta's instruction pages, NLIB nki-library.
+Sources, all of aws-neuron-sdk 2.32: T2 trainium2_arch.rst, T1 trainium_inferentia2_arch.rst, DMA nki-dma-bandwidth-guide.rst
+and nki-dma-overview.rst, DGE nki-dge.rst, PERF nki_perf_guide.rst; OLD the cost tables of the NKI beta's instruction pages.
 A number that no source states for trn2 is marked unverified, and so is every printed figure that rests on it.
 """
 
@@ -73,7 +73,7 @@ class Machine:
         return self.dma_engines * self.dma_engine_bandwidth
 
     def efficiency(self, descriptor_bytes: float) -> float:
-        """Share of a DMA engine's bandwidth that descriptors of this size reach: linear between the table's points and down to 0."""
+        """Share of the DMA bandwidth that descriptors of this size reach, linear between the table's points."""
         lower_bytes, lower = 0.0, 0.0
         for upper_bytes, upper in self.descriptor_efficiency:
             if descriptor_bytes < upper_bytes:
@@ -87,8 +87,6 @@ class Machine:
         named |= {f"descriptor_efficiency[{size} B]": share for size, share in self.descriptor_efficiency}
         return {name: value for name, value in named.items() if isinstance(value, Number)}
 
-
-_ROW = "nki-reference 4.3: a 256 B row reaches 1/4 to 1/3; the curve of nki-dma-overview.rst, with its fixed costs, 0.10 at 256 B"
 
 trn2 = Machine(
     name="trn2",
@@ -127,8 +125,21 @@ trn2 = Machine(
     ),
     loop_seconds=Number(0.1e-6, "s", "test and branch of a runtime loop, per iteration", unverified=True),
     descriptor_efficiency=(
-        (256, Number(0.25, "of dma bandwidth", _ROW, unverified=True)),
-        (512, Number(0.5, "of dma bandwidth", "nki-reference 4.3: acceptable", unverified=True)),
+        (
+            256,
+            Number(
+                0.25,
+                "of dma bandwidth",
+                "DMA: overhead-bound; its curve, fixed costs included, gives 0.10",
+                unverified=True,
+            ),
+        ),
+        (
+            512,
+            Number(
+                0.5, "of dma bandwidth", "DMA: below peak; its curve, fixed costs included, gives 0.21", unverified=True
+            ),
+        ),
         (2048, Number(0.9, "of dma bandwidth", "DMA: approaches peak", unverified=True)),
         (4096, Number(1.0, "of dma bandwidth", "DMA: saturates the engines")),
     ),
