@@ -1,0 +1,276 @@
+"""Should I turn speculation on, and with what window?
+
+From acceptance rates and the cost of a step: tokens a step, time a token and speedup for K = 0..15 drafts a step, the
+best K and how flat the optimum is. Without arguments, the published pairs on Trainium2 beside the model's prediction.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from draft_verify.acceptance_stats import AcceptanceStats
+
+from .presets import PRESETS, Preset
+from .speedup import (
+    FLAT,
+    MAX_DRAFT_TOKENS,
+    StepCost,
+    Tree,
+    Tuning,
+    best_tree,
+    conditional,
+    fit_step_cost,
+    tokens_per_hour,
+    tune,
+)
+from .synthetic import synthetic_rates
+from .table import text_table
+
+TREE_ROWS = (2, 4, 8, 16, 32, 64)
+
+
+def verdict(tuning: Tuning) -> str:
+    """The answer in a sentence."""
+    if not tuning.pays:
+        best = max(tuning.windows[1:], key=lambda window: window.speedup)
+        return (
+            f"Speculation does not pay: leave it off (K = 0). The best window, K = {best.num_draft_tokens}, "
+            f"would run at {best.speedup:.2f}x."
+        )
+    low, high = tuning.flat
+    flat = (
+        f"every K from {low} to {high} is within {FLAT:.0%} of it" if low < high else f"no other K is within {FLAT:.0%}"
+    )
+    return (
+        f"Speculation pays: draft K = {tuning.best.num_draft_tokens} tokens a step for {tuning.best.speedup:.2f}x, "
+        f"{tuning.best.tokens_per_step:.2f} tokens a step; {flat}."
+    )
+
+
+def windows_table(tuning: Tuning, cost: StepCost, price: float | None = None, batch: int = 1) -> str:
+    """One row a window; the best is starred. Times where the plain step's is known, dollars where a price is."""
+    header = ["K", "tokens/step", "cost/step", "speedup"]
+    header += ["ms/token", "tokens/h"] if cost.step_ms else []
+    header += ["tokens/$"] if cost.step_ms and price else []
+    rows = []
+    for window in tuning.windows:
+        star = " *" if window is tuning.best else ""
+        row = [
+            f"{window.num_draft_tokens}{star}",
+            f"{window.tokens_per_step:.2f}",
+            f"{window.cost:.2f}",
+            f"{window.speedup:.2f}x",
+        ]
+        if cost.step_ms:
+            hourly = tokens_per_hour(window, cost.step_ms, batch)
+            row += [f"{cost.step_ms / window.speedup:.2f}", f"{hourly:,.0f}"]
+            row += [f"{hourly / price:,.0f}"] if price else []
+        rows.append(row)
+    return text_table(header, rows)
+
+
+def presets_table() -> str:
+    """Every published figure beside the prediction, and by how much they differ."""
+    rows = []
+    for preset in PRESETS.values():
+        best = tune(preset.rates, preset.cost).best
+        common = [preset.title, preset.tensor_parallel]
+        optimum = [best.num_draft_tokens, f"{best.speedup:.2f}x"]
+        for published in preset.published:
+            predicted = preset.predicted(published.num_draft_tokens)
+            needed = preset.acceptance_needed(published)
+            rows.append(
+                [
+                    *common,
+                    published.kind,
+                    published.num_draft_tokens,
+                    f"{predicted:.2f}x",
+                    f"{published.speedup:.2f}x",
+                    f"{predicted / published.speedup - 1:+.0%}",
+                    "none" if needed is None else f"{needed:.2f}",
+                    *optimum,
+                ]
+            )
+        if not preset.published:
+            rows.append([*common, "no figure", "-", "-", "-", "-", "-", *optimum])
+    header = ["pair", "TP", "work", "K", "predicted", "published", "off by", "acceptance needed", "best K", "there"]
+    return text_table(header, rows)
+
+
+def baselines_table() -> str:
+    """The modelled time of a plain decode step beside the published one."""
+    rows = []
+    for preset in PRESETS.values():
+        modelled = preset.target.step_ms(preset.tensor_parallel)
+        published = preset.published_step_ms
+        rows.append(
+            [
+                preset.target.name,
+                preset.tensor_parallel,
+                f"{modelled:.1f}",
+                f"{published:.1f}",
+                f"{modelled / published - 1:+.0%}",
+            ]
+        )
+    return text_table(["target", "TP", "modelled ms", "published ms", "off by"], dict.fromkeys(map(tuple, rows)))
+
+
+def presets_text() -> str:
+    notes = [
+        f"- {preset.title}: acceptance {preset.rates_source}" + (f"; {preset.notes}" if preset.notes else "")
+        for preset in PRESETS.values()
+    ]
+    return "\n".join(
+        [
+            "Published pairs on Trainium2, nothing tuned to the speculative figures but where a note says measured.",
+            '"acceptance needed" is the rate, equal at every position, with which the model would meet the figure.',
+            "",
+            presets_table(),
+            "",
+            *notes,
+            "",
+            "Plain decode steps, batch 1:",
+            "",
+            baselines_table(),
+        ]
+    )
+
+
+def trees_table(rates: list[list[float]], cost: StepCost) -> tuple[str, list[Tree]]:
+    """The best tree of every size in TREE_ROWS."""
+    trees = [best_tree(rates, rows, cost) for rows in TREE_ROWS]
+    table = text_table(
+        ["T", "depth", "tokens/step", "cost/step", "speedup", "parents"],
+        [
+            [
+                len(tree.shape.parents),
+                max(tree.shape.depths),
+                f"{tree.tokens_per_step:.2f}",
+                f"{tree.cost:.2f}",
+                f"{tree.speedup:.2f}x",
+                " ".join(map(str, tree.shape.parents[:16])) + (" ..." if len(tree.shape.parents) > 16 else ""),
+            ]
+            for tree in trees
+        ],
+    )
+    return table, trees
+
+
+def read_times(path: Path) -> StepCost:
+    """Fit a CSV of measured times: num_draft_tokens,step_ms[,draft_ms], its row for 0 the plain step.
+
+    With draft_ms, step_ms is the verify alone; without, the whole step.
+    """
+    with path.open(newline="") as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    plain = [row["step_ms"] for row in rows if row["num_draft_tokens"] == 0]
+    rows = [row for row in rows if row["num_draft_tokens"] > 0]
+    if len(plain) != 1 or not rows:
+        raise ValueError(f"{path}: expected one row of num_draft_tokens 0, the plain step, and at least one above")
+    draft_ms = [row["draft_ms"] for row in rows] if "draft_ms" in rows[0] else None
+    return fit_step_cost(
+        [int(row["num_draft_tokens"]) for row in rows], [row["step_ms"] for row in rows], plain[0], draft_ms
+    )
+
+
+def measured_rates(stats: AcceptanceStats) -> list[float]:
+    """Conditional rates of the positions that were ever reached."""
+    rates = [rate for rate in stats.conditional_rates if not math.isnan(rate)]
+    if not rates:
+        raise ValueError("the acceptance statistics hold no verified draft")
+    return rates
+
+
+def _rates(arguments: argparse.Namespace, preset: Preset | None) -> list[float]:
+    if arguments.acceptance is not None:
+        return [arguments.acceptance]
+    if arguments.rates is not None:
+        return conditional([float(rate) for rate in arguments.rates.split(",")])
+    if arguments.mean_length is not None:
+        mean_length, num_draft_tokens = arguments.mean_length
+        return conditional(synthetic_rates(mean_length, int(num_draft_tokens)))
+    if arguments.stats is not None:
+        return measured_rates(AcceptanceStats.from_json(arguments.stats.read_text()))
+    if preset is None:
+        raise SystemExit("how many drafts are accepted? --acceptance, --rates, --mean-length, --stats or --preset")
+    return preset.rates
+
+
+def _cost(arguments: argparse.Namespace, preset: Preset | None) -> StepCost:
+    if arguments.times is not None:
+        cost = read_times(arguments.times)
+    else:
+        cost = preset.cost if preset is not None else StepCost()
+    given = {name: value for name in ("v0", "beta", "c", "step_ms") if (value := getattr(arguments, name)) is not None}
+    return replace(cost, **given)
+
+
+def parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m draft_verify.bench window", description=__doc__)
+    parser.add_argument("--preset", choices=PRESETS, help="a published pair, its rates and costs the defaults below")
+    rates = parser.add_argument_group("how many drafts are accepted").add_mutually_exclusive_group()
+    rates.add_argument("--acceptance", type=float, metavar="A", help="one rate for every position")
+    rates.add_argument("--rates", metavar="P1,P2,...", help="P(drafts 1..i all accepted), as vLLM logs it")
+    rates.add_argument("--mean-length", type=float, nargs=2, metavar=("L", "K"), help="mean emitted tokens at K drafts")
+    rates.add_argument("--stats", type=Path, metavar="JSON", help="an export of draft_verify.AcceptanceStats")
+    cost = parser.add_argument_group("what a step costs, in plain target steps: v0 + beta K + c K")
+    cost.add_argument("--v0", type=float, help="verifying, fixed part (default 1)")
+    cost.add_argument("--beta", type=float, help="verifying, each further row (default 0)")
+    cost.add_argument("--c", type=float, help="drafting one token (default 0)")
+    cost.add_argument("--times", type=Path, metavar="CSV", help="fit them: num_draft_tokens,step_ms[,draft_ms]")
+    cost.add_argument("--step-ms", type=float, metavar="MS", help="time of a plain target step")
+    parser.add_argument("--max", type=int, default=MAX_DRAFT_TOKENS, metavar="K", help="largest window (default 15)")
+    parser.add_argument("--trees", type=Path, metavar="JSON", help="rates [depth][rank]: the best trees too")
+    parser.add_argument("--price", type=float, metavar="DOLLARS", help="of an hour, for tokens a dollar")
+    parser.add_argument("--batch", type=int, default=1, help="sequences decoded together (default 1)")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="write pictures and an HTML page there")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    arguments = parser().parse_args(argv)
+    preset = PRESETS.get(arguments.preset)
+    no_rates = all(getattr(arguments, name) is None for name in ("acceptance", "rates", "mean_length", "stats"))
+    if preset is None and no_rates and arguments.trees is None:
+        print(presets_text())
+        if arguments.report:
+            from . import report
+
+            print(f"\n{report.presets_report(arguments.report)}")
+        return 0
+
+    cost = _cost(arguments, preset)
+    print(f"step cost: {cost.v0:.3f} + {cost.beta:.4f} K + {cost.c:.4f} K plain steps", end="")
+    print(f", a plain step {cost.step_ms:.2f} ms" if cost.step_ms else "")
+    if preset is None and no_rates:
+        tuning = None
+    else:
+        rates = _rates(arguments, preset)
+        print("acceptance, conditional, by position:", ", ".join(f"{rate:.3f}" for rate in rates), "(the last goes on)")
+        tuning = tune(rates, cost, arguments.max)
+        print(f"\n{verdict(tuning)}\n\n{windows_table(tuning, cost, arguments.price, arguments.batch)}")
+    if preset is not None:
+        for published in preset.published:
+            predicted = preset.predicted(published.num_draft_tokens)
+            print(
+                f"\npublished at K = {published.num_draft_tokens}, {published.kind}: {published.speedup:.2f}x "
+                f"({published.source}); predicted {predicted:.2f}x, {predicted / published.speedup - 1:+.0%}",
+                end="",
+            )
+        print(f"\nacceptance: {preset.rates_source}" + (f"\nnote: {preset.notes}" if preset.notes else ""))
+    if arguments.trees is not None:
+        print(f"\nBest trees, T rows with the root:\n\n{trees_table(json.loads(arguments.trees.read_text()), cost)[0]}")
+    if arguments.report and tuning is not None:
+        from . import report
+
+        print(f"\n{report.window_report(arguments.report, tuning, cost)}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
