@@ -76,6 +76,8 @@ def commit_window(
         expect(len(entries) == layers, argument, f"{len(entries)} layers", f"{layers} as in key_cache")
     array("key", keys[0], ("B", "Hkv", "T", "D"), FLOATS)
     batch, heads, rows, head_dim = keys[0].shape
+    expect(1 <= rows <= MAX_WINDOW, "key", f"a window of {rows} rows", f"1 to {MAX_WINDOW}")
+    expect(1 <= batch <= MAX_WINDOW, "key", f"a batch of {batch}", f"1 to {MAX_WINDOW} sequences")
     for argument, entries in (("key", keys), ("value", values)):
         for entry in entries:
             array(argument, entry, tuple(keys[0].shape), (dtype_name(keys[0]),))
@@ -129,8 +131,6 @@ def caches(
 
 def committed(seq_lens: Any, num_accepted: Any, path: Any, batch: int, rows: int, max_length: int) -> None:
     """Checks the lengths of a step, and the path of the rows that it keeps."""
-    expect(1 <= rows <= MAX_WINDOW, "key", f"a window of {rows} rows", f"1 to {MAX_WINDOW}")
-    expect(1 <= batch <= MAX_WINDOW, "key", f"a batch of {batch}", f"1 to {MAX_WINDOW} sequences")
     array("seq_lens", seq_lens, (batch,), ("int32",))
     array("num_accepted", num_accepted, (batch,), ("int32",))
     in_range("num_accepted", num_accepted, -1, rows - 1, f"-1 (empty slot) to T - 1 = {rows - 1}")
