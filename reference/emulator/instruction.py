@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 
-from . import trace
+from . import context
 from .enums import engine as engines
 
 
@@ -87,23 +87,25 @@ class Instruction:
         return bound
 
     def __call__(self, *args, **kwargs):
-        return trace.current(self.name).emit(self, args, kwargs)
+        return context.current(self.name).emit(self, args, kwargs)
 
 
 class Call:
     """One instruction of a program with its arguments; arguments are also attributes (`call.dst`)."""
 
-    __slots__ = ("args", "core", "depends", "engine", "index", "instruction", "note", "source")
+    __slots__ = ("args", "core", "depends", "engine", "index", "instruction", "loop", "note", "region", "source")
 
-    def __init__(self, instruction: Instruction, args: dict, source: str, core: int, note: Callable[[str], None]):
+    def __init__(self, instruction: Instruction, args: dict, tracer, source: str):
         self.instruction = instruction
         self.args = args
         self.source = source
-        self.core = core
+        self.core = tracer.core
         self.index = -1
         self.engine = engines.unknown
+        self.loop = tracer.loops[-1] if tracer.loops else None
+        self.region = tracer.region  # the no_reorder block it stands in
         self.depends = []
-        self.note = note
+        self.note = lambda text: tracer.note(f"nisa.{instruction.name}: {text}", source)
 
     def __getattr__(self, name):
         try:
@@ -127,6 +129,13 @@ class Call:
                 if getattr(offset, "storage", None) is not None:
                     yield name, offset
 
+    def storages(self) -> Iterator:
+        """Every storage that the call reads or writes, offsets included."""
+        for _, tensor, _ in self.tensors():
+            yield tensor.storage
+        for _, offset in self.indices():
+            yield offset.storage
+
     @property
     def cycles(self) -> float | None:
         """Busy cycles of the engine by the documented rate, None for DMA and control."""
@@ -143,7 +152,7 @@ class NkiInstruction:
 
     def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
         """Adds scheduling edges: this instruction runs after each producer. Returns self."""
-        trace.current("depends_on").add_edges(self.call, [producer.call for producer in producers])
+        context.current("depends_on").add_edges(self.call, [producer.call for producer in producers])
         return self
 
 

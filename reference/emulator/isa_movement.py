@@ -43,7 +43,7 @@ def _check_dma_copy(call: Call) -> None:
     if call.dge_mode == dge_modes.hwdge and dst.dtype != src.dtype:
         raise Refusal("dge_mode.hwdge does not convert: dst and src must have the same dtype", dst=dst.dtype,
                       src=src.dtype)  # fmt: skip
-    if call.engine != engines.unknown:
+    if call.args["engine"] != engines.unknown:
         if call.dge_mode != dge_modes.hwdge:
             raise Refusal("engine is only for dge_mode.hwdge", dge_mode=call.dge_mode.name)
         rules.engine_in(call, engines.sync, engines.scalar)

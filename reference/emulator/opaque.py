@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from .instruction import OpaqueUse
+
 
 def _refuse(kind: str, operation: str):
-    from .instruction import OpaqueUse  # instruction.py needs trace.py, which needs this file
-
     raise OpaqueUse(f"the value of a {kind} is not known while the kernel is traced: no {operation} on it")
 
 

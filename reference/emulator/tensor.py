@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from math import prod
 
-from . import dtypes, trace, views
+from . import context, dtypes, views
 from .dtypes import DType
 from .enums import MemoryRegion
 from .instruction import Refusal
@@ -28,6 +28,9 @@ class Storage:
     source: str = ""  # where the kernel allocated it
     loop: object = None  # the innermost runtime loop whose body allocated it
     constant: object = field(default=None, repr=False)  # the data of nl.shared_constant
+    mutable: bool = False  # an argument annotated nt.mutable_tensor
+    written: bool = False  # some instruction has it as a destination
+    tracked: bool = False  # which elements are written is known only at run time
 
     @property
     def on_chip(self) -> bool:
@@ -326,7 +329,7 @@ class NkiTensor(Opaque):
         if scalar_offset is not None or vector_offset is not None:
             self._refuse_second_offset()
         if self.offset or self.size != self.storage.nbytes // self.itemsize:
-            trace.note(".ap() on a sliced view: sources conflict on how it composes; call it on the whole tensor")
+            context.note(".ap() on a sliced view: sources conflict on how it composes; call it on the whole tensor")
         dtype = self.dtype if dtype is None else _dtype(dtype)
         scale = self.itemsize / dtype.itemsize
         start = self.offset * scale + (offset or 0)

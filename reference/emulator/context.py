@@ -1,0 +1,51 @@
+"""Which kernel is being traced, and which of its lines is running."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+tracers: list = []
+
+
+def current(what: str):
+    """The tracer of the kernel being traced."""
+    if not tracers:
+        raise RuntimeError(f"{what} outside a kernel: it exists only while a kernel is traced")
+    return tracers[-1]
+
+
+def tracing() -> bool:
+    return bool(tracers)
+
+
+def note(text: str) -> None:
+    """Records something risky in the program's notes; an error under strict."""
+    if tracers:
+        tracers[-1].note(text)
+
+
+running: list = []
+
+
+def runtime_note(text: str) -> None:
+    """Records something that a run met in the notes of the running program."""
+    if running and text not in running[-1].notes:
+        running[-1].notes.append(text)
+
+
+def kernel_line() -> str:
+    """file:line of the innermost frame outside the emulator."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(HERE):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
+
+
+def raising_kernel_line(error: BaseException) -> str:
+    """file:line of the innermost frame outside the emulator that an exception passed through."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(HERE)]
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "?"

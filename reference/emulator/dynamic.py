@@ -1,0 +1,183 @@
+"""Run-time addresses: offsets from registers and tensors, gathers and scatters, and what only a run tells is written."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .instruction import Call, Refusal
+from .memory import Memory, Written, strided
+from .opaque import VirtualRegister
+from .program import Program
+from .tensor import NkiTensor
+
+
+class _OutOfBounds(Exception):
+    """A dynamic access leaves its tensor."""
+
+    def __init__(self, tensor: NkiTensor, index: int, limit: int):
+        self.tensor, self.index, self.limit = tensor, index, limit
+
+
+class Step:
+    """Runs one call whose operands move or are tracked: resolves addresses, checks, runs the body, writes back."""
+
+    def __init__(self, call: Call, args: list, moving: list, memory: Memory):
+        """moving: (list, position, tensor) of the dynamically addressed operands inside `args`."""
+        self.call, self.args, self.memory = call, args, memory
+        self.skip = getattr(call.args.get("oob_mode"), "name", "error") == "skip"
+        self.scalars = [entry for entry in moving if entry[2].scalar_offset is not None]
+        self.vectors = [entry for entry in moving if entry[2].vector_offset is not None]
+        operands = list(call.tensors())
+        self.written = [tensor for _, tensor, access in operands if access == "write"]
+        self.written_ids = {id(tensor) for tensor in self.written}
+        self.read_ids = {id(tensor) for _, tensor, access in operands if access == "read"}
+        self.tracked_reads = [(name, t) for name, t, access in operands if access == "read" and t.storage.tracked]
+        self.tracked_reads += [(f"the offset of {name}", t) for name, t in call.indices() if t.storage.tracked]
+
+    def __call__(self):
+        try:
+            self.run()
+        except _OutOfBounds as fault:
+            if not self.skip:
+                raise self._placed(
+                    Refusal("run-time offset out of bounds", tensor=fault.tensor, offset=fault.index, limit=fault.limit)
+                ) from None
+        except Refusal as refusal:
+            raise self._placed(refusal) from None
+
+    def _placed(self, refusal: Refusal) -> Refusal:
+        refusal.where = refusal.where or f"{self.call.source}: nisa.{self.call.instruction.name}: "
+        return refusal
+
+    def run(self):
+        memory = self.memory
+        offsets: dict[int, int] = {}
+        rows: dict[int, np.ndarray] = {}
+        finish = []
+        for holder, position, tensor in self.scalars:
+            offsets[id(tensor)] = offset = scalar_offset(tensor, memory)
+            holder[position] = memory.view(tensor, offset)
+        for holder, position, tensor in self.vectors:
+            index = row_indices(tensor, memory)
+            inside = index < row_limit(tensor)
+            if not inside.all() and not self.skip:
+                raise _OutOfBounds(tensor, int(index[~inside][0]), row_limit(tensor))
+            rows[id(tensor)] = index[inside]
+            holder[position] = value = np.zeros(tensor.shape, tensor.dtype.np)
+            if id(tensor) in self.read_ids:
+                value[inside] = row_view(memory, tensor)[index[inside]]
+            if id(tensor) in self.written_ids:
+                _refuse_duplicates(tensor, index[inside])
+                finish.append((row_view(memory, tensor), index[inside], value, inside))
+            elif not inside.all():
+                target = self._gathered_into(inside)
+                rows[id(target)] = np.flatnonzero(inside)
+                finish.append((memory.view(target), ~inside, memory.view(target).copy(), ~inside))
+        for name, tensor in self.tracked_reads:
+            _check_written(memory, name, tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
+        self.call.instruction.body(*self.args)
+        for destination, at, value, select in finish:
+            destination[at] = value[select]
+        for tensor in self.written:
+            if tensor.storage.tracked:
+                mark_written(memory, tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
+
+    def _gathered_into(self, inside: np.ndarray) -> NkiTensor:
+        """The destination of a gather that skips rows: its partitions without a row stay as they were."""
+        target = self.written[0]
+        if target.is_indirect() or target.shape[0] != len(inside):
+            raise Refusal("a gather that skips rows writes one row per partition", dst=target)
+        return target
+
+
+def scalar_offset(tensor: NkiTensor, memory: Memory) -> int:
+    """Elements that the dynamic offset moves the tensor by; raises _OutOfBounds."""
+    source = tensor.scalar_offset
+    if isinstance(source, VirtualRegister):
+        index = source.value
+    else:
+        index = int(memory.view(source).reshape(-1)[0])
+    limit = tensor.index_bound
+    if limit is None:
+        limit = _reach(tensor, tensor.pattern)
+    if not 0 <= index < limit:
+        raise _OutOfBounds(tensor, index, limit)
+    return index * tensor.index_stride
+
+
+def _reach(tensor: NkiTensor, pattern) -> int:
+    """The first index that would move a pattern past the end of its storage (on chip: of its partition)."""
+    offset, size = tensor.offset, tensor.storage.nbytes // tensor.itemsize
+    if tensor.is_onchip:
+        offset, size, pattern = offset % tensor.partition_elements, tensor.partition_elements, pattern[1:]
+    last = offset + sum((count - 1) * stride for stride, count in pattern)
+    return (size - 1 - last) // tensor.index_stride + 1 if tensor.index_stride else 1
+
+
+def row_indices(tensor: NkiTensor, memory: Memory) -> np.ndarray:
+    """Row of each partition, in the order of the index tensor's columns; negative ones count as huge."""
+    index = memory.view(tensor.vector_offset).T.reshape(-1)
+    return index.astype(np.uint32).astype(np.int64)
+
+
+def row_limit(tensor: NkiTensor) -> int:
+    return min(tensor.index_bound, _reach(tensor, tensor.pattern[1:]))
+
+
+def row_view(memory: Memory, tensor: NkiTensor) -> np.ndarray:
+    """[rows, ...]: what each possible row index addresses."""
+    shape = (row_limit(tensor), *tensor.shape[1:])
+    return strided(
+        memory.bytes[tensor.storage], tensor, tensor.offset, shape, (tensor.index_stride, *tensor.strides[1:])
+    )
+
+
+def _refuse_duplicates(tensor: NkiTensor, index: np.ndarray) -> None:
+    values, counts = np.unique(index, return_counts=True)
+    if (counts > 1).any():
+        raise Refusal("scatter to one row twice: which one stays is undefined", tensor=tensor,
+                      row=int(values[counts > 1][0]))  # fmt: skip
+
+
+def _check_written(memory: Memory, name: str, tensor: NkiTensor, offset: int, rows) -> None:
+    state = memory.written[tensor.storage]
+    if rows is not None:
+        ok = state.everything or bool(_row_mask(state, tensor)[rows].all())
+    else:
+        ok = state.covers(tensor, offset)
+    if not ok:
+        raise Refusal(f"{name} reads what was never written", tensor=tensor)
+
+
+def _row_mask(state: Written, tensor: NkiTensor) -> np.ndarray:
+    """The mask of what each row index of a view addresses: of the storage for a gather, else of the view's rows."""
+    shape, strides = tensor.shape, tensor.strides
+    if tensor.vector_offset is not None:
+        shape, strides = (row_limit(tensor), *shape[1:]), (tensor.index_stride, *strides[1:])
+    return state.region(NkiTensor(tensor.storage, shape, strides, tensor.offset, tensor.dtype))
+
+
+def mark_written(memory: Memory, tensor: NkiTensor, offset: int = 0, rows=None) -> None:
+    """Records a write to a tracked storage, of some rows or of all of the view."""
+    state = memory.written[tensor.storage]
+    if rows is None:
+        state.add(tensor, offset)
+    elif not state.everything:
+        mask = _row_mask(state, tensor)
+        for row in rows:
+            if not state.everything:
+                state.add_region(mask[row])
+
+
+def reset(program: Program, memory: Memory) -> None:
+    """At the start of a run nothing is written but arguments and constants."""
+    for storage in program.storages:
+        if storage.tracked:
+            memory.written[storage] = Written(storage, storage.kind == "input" or storage.constant is not None)
+
+
+def check_outputs(program: Program, memory: Memory) -> None:
+    for tensor in program.output_tensors():
+        if tensor.storage.tracked and not memory.written[tensor.storage].covers(tensor):
+            raise Refusal("an output is not fully written", output=tensor.name, shape=tensor.shape,
+                          first_missing=memory.written[tensor.storage].first_missing(tensor))  # fmt: skip

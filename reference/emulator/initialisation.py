@@ -1,0 +1,199 @@
+"""What each instruction may rely on having been written: an abstract run of the program in program order.
+
+A read of what was never written is refused (the verifier's BIR182), an accumulation into what no matmul started is
+refused (nc_matmul's documentation), and `accumulate=None` is resolved. A loop whose trip count is not known while
+tracing may run no iteration: what its body writes does not count after it on chip, and is followed at run time in HBM.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .control import CROSS_CORE
+from .instruction import Call, Refusal
+from .memory import Written
+from .opaque import VirtualRegister
+from .program import Block, Loop, Program
+from .tensor import NkiTensor, Storage
+
+UNDEFINED, VALUE, GROUP, GROUP_READ = range(4)  # of PSUM elements; a group is what nc_matmul wrote
+
+
+def check(program: Program) -> None:
+    """Refuses reads of what was never written and outputs not written whole; marks storages to follow at run time."""
+    shared: dict[Storage, Written] = {}
+    for storage in program.storages:
+        if storage.kind == "input" or storage.constant is not None:
+            shared[storage] = Written(storage, everything=True)
+    uncertain = _run_time_writes(program)
+    running = [_Pass(shared, uncertain).block(block) for block in program.cores]
+    while running:  # both cores from one meeting to the next
+        running = [core for core in running if next(core, None)]
+    for tensor in program.output_tensors():
+        storage = tensor.storage
+        state = shared.get(storage, Written(storage))
+        if state.covers(tensor):
+            continue
+        storage.tracked = storage in uncertain
+        if not storage.tracked:
+            raise Refusal("an output is not fully written", output=tensor.name, shape=tensor.shape,
+                          first_missing=state.first_missing(tensor), allocated=tensor.storage.source)  # fmt: skip
+    for storage in program.inputs:
+        if storage.mutable and not storage.written:
+            raise Refusal("an argument annotated nt.mutable_tensor is never written", argument=storage.name)
+
+
+def may_leave_untouched(call: Call, tensor: NkiTensor) -> bool:
+    """Whether elements of a destination may stay as they were, or which ones are written depends on data."""
+    return tensor.is_indirect() or _skips(call) or bool(call.instruction.may_write and call.instruction.may_write(call))
+
+
+def _skips(call: Call) -> bool:
+    mode = call.args.get("oob_mode")
+    return getattr(mode, "name", None) == "skip" and any(tensor.is_indirect() for _, tensor, _ in call.tensors())
+
+
+def _run_time_writes(program: Program) -> set[Storage]:
+    """Storages of which only a run tells what is written: dynamic destinations, HBM written in a runtime loop."""
+    uncertain = set()
+    for core in range(len(program.cores)):
+        for call in program.calls(core):
+            for _, tensor, access in call.tensors():
+                if access == "write":
+                    storage = tensor.storage
+                    storage.written = True
+                    in_loop = call.loop is not None and not call.loop.static_trips and not storage.on_chip
+                    if in_loop or may_leave_untouched(call, tensor):
+                        uncertain.add(storage)
+    return uncertain
+
+
+class _Pass:
+    """The state at one point of one core's program. `written` of shared tensors is common to both cores."""
+
+    def __init__(self, shared: dict[Storage, Written], uncertain: set[Storage]):
+        self.shared = shared
+        self.uncertain = uncertain
+        self.written: dict[Storage, Written] = {}
+        self.psum: dict[Storage, np.ndarray] = {}
+        self.registers: set[VirtualRegister] = set()
+
+    def state(self, storage: Storage) -> Written:
+        states = self.shared if storage.buffer == "shared_hbm" else self.written
+        if storage not in states:
+            states[storage] = Written(storage)
+        return states[storage]
+
+    def block(self, block: Block):
+        """Walks a block; yields where the core waits for the other one."""
+        for item in block.items:
+            if isinstance(item, Loop):
+                yield from self.loop(item)
+                continue
+            if item.instruction in CROSS_CORE:
+                yield item
+            try:
+                self.call(item)
+            except Refusal as refusal:
+                refusal.where = refusal.where or f"{item.source}: nisa.{item.instruction.name}: "
+                raise
+
+    def loop(self, loop: Loop):
+        for bound in (loop.lower, loop.upper, loop.condition):
+            if isinstance(bound, VirtualRegister) and bound not in self.registers:
+                refusal = Refusal("a loop bound or condition is a register that was never written", register=bound)
+                refusal.where = f"{loop.source}: "
+                raise refusal
+        self.registers.add(loop.register)
+        if loop.static_trips == 0:
+            return
+        targets = {t.storage for call in loop.body.calls() for _, t, access in call.tensors() if access == "write"}
+        before = {storage: self.state(storage).copy() for storage in targets}
+        psum_before = {storage: self.psum_state(storage).copy() for storage in targets if storage.buffer == "psum"}
+        yield from self.block(loop.body)
+        if loop.static_trips != 1 and psum_before:
+            # A later iteration starts from what the first one left: accumulation must be as valid there.
+            for storage in psum_before:
+                if storage.loop is loop:  # born anew in each iteration
+                    self.psum[storage] = psum_before[storage].copy()
+            yield from self.block(loop.body)
+        if not loop.static_trips:
+            for storage, state in before.items():
+                states = self.shared if storage.buffer == "shared_hbm" else self.written
+                states[storage] = state
+            for storage, state in psum_before.items():
+                self.psum[storage] = np.minimum(self.psum[storage], state)
+
+    def call(self, call: Call) -> None:
+        for name, value in call.args.items():
+            if isinstance(value, VirtualRegister):
+                self._register(call, name, value)
+        for name, offset in call.indices():
+            self._read(call, f"the offset of {name}", offset)
+        for name, tensor, access in call.tensors():
+            offset = tensor.scalar_offset
+            if isinstance(offset, VirtualRegister) and offset not in self.registers:
+                raise Refusal(f"the offset of {name} is a register that was never written", register=offset)
+            if access == "read":
+                self._read(call, name, tensor)
+        for name, tensor, access in call.tensors():
+            if access == "write":
+                if tensor.is_psum:
+                    self._write_psum(call, tensor)
+                if not may_leave_untouched(call, tensor):
+                    self.state(tensor.storage).add(tensor)
+
+    def _register(self, call: Call, name: str, register: VirtualRegister) -> None:
+        if name == "dst":
+            self.registers.add(register)
+        elif register not in self.registers:
+            raise Refusal(f"{name} is a register that was never written", register=register)
+
+    def _read(self, call: Call, name: str, tensor: NkiTensor) -> None:
+        storage = tensor.storage
+        state = self.state(storage)
+        if tensor.is_psum:
+            region = self._psum_region(tensor)
+            region[region == GROUP] = GROUP_READ
+        if state.everything or (state.covers(tensor) and not tensor.is_indirect()):
+            return
+        if storage in self.uncertain:
+            storage.tracked = True
+        elif tensor.is_indirect():
+            raise Refusal(f"{name} is read at a run-time offset before all of it is written", tensor=tensor)
+        else:
+            raise Refusal(f"{name} reads what was never written", tensor=tensor,
+                          first_missing=state.first_missing(tensor), allocated=storage.source)  # fmt: skip
+
+    def psum_state(self, storage: Storage) -> np.ndarray:
+        if storage not in self.psum:
+            self.psum[storage] = np.zeros(storage.nbytes, np.uint8)
+        return self.psum[storage]
+
+    def _psum_region(self, tensor: NkiTensor) -> np.ndarray:
+        """State by byte address; one byte stands for its element."""
+        size = tensor.itemsize
+        state = self.psum_state(tensor.storage)
+        return np.ndarray(tensor.shape, np.uint8, state, tensor.offset * size, [s * size for s in tensor.strides])
+
+    def _write_psum(self, call: Call, tensor: NkiTensor) -> None:
+        region = self._psum_region(tensor)
+        if call.instruction.name != "nc_matmul":
+            region[...] = VALUE
+            return
+        lowest, highest = int(region.min()), int(region.max())
+        accumulate = call.args["accumulate"]
+        if accumulate is None:
+            call.note("accumulate is inferred: pass it explicitly")
+            accumulate = lowest != UNDEFINED
+            if accumulate is False and highest != UNDEFINED:
+                raise Refusal("accumulate=None where part of dst was written before and part was not", dst=tensor)
+            call.args["accumulate"] = accumulate
+        if accumulate and lowest == UNDEFINED:
+            raise Refusal("accumulate=True into PSUM that no matmul has started with accumulate=False", dst=tensor)
+        if accumulate and (region == VALUE).any():
+            raise Refusal("accumulate=True into PSUM that another instruction than a matmul wrote: undefined on trn2",
+                          dst=tensor)  # fmt: skip
+        if not accumulate and (region == GROUP).any():
+            call.note("a new accumulation group starts where the previous one was never read")
+        region[...] = GROUP

@@ -1,0 +1,253 @@
+"""Kernels as Python callables: jit, launch grid, arguments, and the cache of traced programs."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import inspect
+from enum import Enum
+
+import numpy as np
+
+from . import capacity, context, dtypes, initialisation, races
+from .instruction import Refusal
+from .program import Program
+from .tensor import NkiTensor, Storage
+from .trace import MAX_HBM_BYTES, Tracer
+
+
+class NKIObject:
+    """Base of kernels' configuration objects; keyword arguments become attributes."""
+
+    def __init__(self, **kwargs):
+        self.__dict__.update(kwargs)
+
+
+class Kernel:
+    """A kernel and its launch grid. Calling it on arrays traces it once per shapes, dtypes and constants, and runs it;
+    called from another kernel it is a plain function."""
+
+    def __init__(self, function, lnc: int = 1, grid_ndim: int = 0, programs: dict | None = None):
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.signature = inspect.signature(function)
+        self.lnc = lnc
+        self.grid_ndim = grid_ndim
+        self.programs = {} if programs is None else programs
+
+    def __getitem__(self, grid) -> Kernel:
+        if isinstance(grid, tuple) and len(grid) == 1:
+            grid = grid[0]
+        if grid not in (1, 2):
+            raise Refusal("the launch grid is 1 or 2, the cores of a logical NeuronCore", grid=grid)
+        return Kernel(self.function, grid, 1, self.programs)
+
+    def __call__(self, *args, **kwargs):
+        if context.tracing():
+            return self.function(*args, **kwargs)
+        return self.launch(args, kwargs)
+
+    def launch(self, args, kwargs, strict: bool = False):
+        arguments, arrays = self._bind(args, kwargs), []
+        key = (self.lnc, self.grid_ndim, strict, *(_key(value, arrays) for value in arguments.arguments.values()))
+        program = self.programs.get(key)
+        if program is None:
+            program = self.programs[key] = self._trace(arguments, strict)
+        results = program.run(*map(as_numpy, arrays))
+        if not any(map(_is_torch, arrays)):
+            return results
+        return tuple(map(_to_torch, results)) if isinstance(results, tuple) else _to_torch(results)
+
+    def trace(self, args, kwargs, strict: bool = False) -> Program:
+        """The program for arguments like these; of arrays only shape and dtype are looked at."""
+        return self._trace(self._bind(args, kwargs), strict)
+
+    def _bind(self, args, kwargs) -> inspect.BoundArguments:
+        try:
+            arguments = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise Refusal(f"{self.__name__}: {error}") from None
+        arguments.apply_defaults()
+        return arguments
+
+    def _trace(self, arguments, strict: bool) -> Program:
+        program = Program(self.__name__, self.lnc, self.grid_ndim, strict)
+        returned = []
+        for core in range(self.lnc):
+            opaque = self._opaque_arguments(arguments, program)
+            with Tracer(program, core).active():
+                returned.append(self.function(*opaque.args, **opaque.kwargs))
+        program.outputs = _outputs(returned, program)
+        for check in (initialisation.check, capacity.check, races.check):
+            check(program)
+        return program
+
+    def _opaque_arguments(self, arguments, program: Program) -> inspect.BoundArguments:
+        """The arguments as a core's trace sees them; both cores see the same input storages."""
+        known = iter(list(program.inputs))
+        opaque = inspect.BoundArguments(self.signature, type(arguments.arguments)(arguments.arguments))
+        for name, value in arguments.arguments.items():
+            annotation = self.function.__annotations__.get(name)
+            mutable = "mutable_tensor" in (str(annotation).rpartition(".")[2], getattr(annotation, "__name__", ""))
+
+            def tensor(array, path, mutable=mutable):
+                storage = next(known, None)
+                if storage is None:
+                    shape = tuple(int(size) for size in array.shape) or (1,)
+                    storage = hbm_storage(shape, _dtype_of(array), path, mutable)
+                    program.inputs.append(storage)
+                    program.storages.append(storage)
+                return NkiTensor.whole(storage)
+
+            opaque.arguments[name] = _opaque(value, name, tensor)
+        return opaque
+
+
+def hbm_storage(shape, dtype, name: str, mutable: bool) -> Storage:
+    """The storage of a kernel's tensor argument."""
+    storage = Storage(shape, dtype, "shared_hbm", name, kind="input", mutable=mutable)
+    if storage.nbytes >= MAX_HBM_BYTES:
+        raise Refusal("an HBM tensor must be smaller than 4 GB", argument=name, bytes=storage.nbytes, shape=shape)
+    return storage
+
+
+def jit(function=None, **options):
+    """Marks a top-level kernel. `mode` is ignored, `platform_target` is refused, as documented."""
+    if "platform_target" in options:
+        raise Refusal("jit(platform_target=...) is an error since NKI 0.4")
+    if function is None:
+        return jit
+    return function if isinstance(function, Kernel) else Kernel(function)
+
+
+def simulate(kernel, strict: bool = False):
+    """A callable that runs `kernel` on NumPy arrays or torch tensors and returns the same kind."""
+    kernel = jit(kernel)
+    return lambda *args, **kwargs: kernel.launch(args, kwargs, strict)
+
+
+def trace(kernel, *args, strict: bool = False, **kwargs) -> Program:
+    """The program of `kernel` (or `kernel[2]`) for arguments like these, not run."""
+    return jit(kernel).trace(args, kwargs, strict)
+
+
+def _is_torch(value) -> bool:
+    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr")
+
+
+def _is_array(value) -> bool:
+    return isinstance(value, np.ndarray) or _is_torch(value)
+
+
+_TORCH_BITS = {"torch.bfloat16": ("int16", "bfloat16"), "torch.float8_e4m3fn": ("int8", "float8_e4m3"),
+               "torch.float8_e5m2": ("int8", "float8_e5m2")}  # fmt: skip
+
+
+def as_numpy(array) -> np.ndarray:
+    """A NumPy view of a torch CPU tensor that shares its memory; NumPy arrays as they are."""
+    if not _is_torch(array):
+        return array
+    import torch
+
+    bits = _TORCH_BITS.get(str(array.dtype))
+    if bits is None:
+        return array.detach().numpy()
+    return array.detach().view(getattr(torch, bits[0])).numpy().view(dtypes.resolve(bits[1]).np)
+
+
+def _to_torch(array: np.ndarray):
+    import torch
+
+    for name, (bits, nki) in _TORCH_BITS.items():
+        if array.dtype == dtypes.resolve(nki).np:
+            return torch.from_numpy(array.view(bits)).view(getattr(torch, name.removeprefix("torch.")))
+    return torch.from_numpy(array)
+
+
+def _dtype_of(array):
+    """The nl dtype an array arrives as. Looks at dtype only."""
+    if _is_torch(array):
+        bits = _TORCH_BITS.get(str(array.dtype))
+        dtype = dtypes.resolve(bits[1] if bits else str(array.dtype).removeprefix("torch."))
+    else:
+        dtype = dtypes.from_numpy(array.dtype)
+    if dtype is None:
+        raise Refusal("trn2 has no such dtype", dtype=array.dtype)
+    return dtype
+
+
+def _fields(value) -> dict | None:
+    """Attributes of a configuration object, None for anything else."""
+    if isinstance(value, NKIObject) or (dataclasses.is_dataclass(value) and not isinstance(value, type)):
+        return (
+            dict(vars(value))
+            if hasattr(value, "__dict__")
+            else {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        )
+    return None
+
+
+def _key(value, arrays: list):
+    """What a program depends on, hashable; collects the array leaves in order."""
+    if _is_array(value):
+        arrays.append(value)
+        return ("array", tuple(value.shape), _dtype_of(value))
+    if isinstance(value, tuple):
+        return (type(value), *(_key(item, arrays) for item in value))
+    if isinstance(value, list):
+        raise Refusal("a kernel takes no list arguments: pass a tuple")
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        raise Refusal("a kernel takes nl dtypes, no NumPy dtypes", argument=value)
+    if isinstance(value, np.generic):
+        raise Refusal("a kernel takes Python numbers, no NumPy scalars", argument=repr(value))
+    if value is None or isinstance(value, (bool, int, float, str, Enum)):
+        return (type(value), value)
+    if isinstance(value, dict):
+        return ("dict", *((name, _key(item, arrays)) for name, item in value.items()))
+    fields = _fields(value)
+    if fields is not None:  # a configuration object may hold lists
+        return (type(value), *((name, _field_key(item, arrays)) for name, item in sorted(fields.items())))
+    return (type(value), id(value))
+
+
+def _field_key(value, arrays):
+    if isinstance(value, list):
+        return ("list", *(_field_key(item, arrays) for item in value))
+    return _key(value, arrays)
+
+
+def _opaque(value, path: str, tensor):
+    """The argument with tensor(array, path) in place of its arrays, in the order of `_key`."""
+    if _is_array(value):
+        return tensor(value, path)
+    if isinstance(value, (tuple, list)):
+        items = [_opaque(item, f"{path}_{number}", tensor) for number, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        return {name: _opaque(item, f"{path}_{name}", tensor) for name, item in value.items()}
+    fields = _fields(value)
+    if fields is None:
+        return value
+    clone = copy.copy(value)
+    for name, item in sorted(fields.items()):
+        object.__setattr__(clone, name, _opaque(item, f"{path}_{name}", tensor))
+    return clone
+
+
+def _outputs(results, program: Program):
+    """What the kernel returned, checked: shared HBM tensors, the same ones on both cores."""
+    first = results[0]
+    if isinstance(first, list):
+        first = tuple(first)
+    tensors = first if isinstance(first, tuple) else (first,)
+    for tensor in tensors:
+        if not isinstance(tensor, NkiTensor) or tensor.storage.buffer != "shared_hbm":
+            raise Refusal("a kernel returns tensors in shared_hbm, one or a tuple", returned=tensor)
+        if tensor.storage.kind == "internal":
+            tensor.storage.kind = "output"
+    for other in results[1:]:
+        twins = tuple(other) if isinstance(other, (list, tuple)) else (other,)
+        if [t.storage for t in twins] != [t.storage for t in tensors]:
+            raise Refusal("both cores return the same tensors", core0=tensors, core1=twins)
+    return first
