@@ -1,4 +1,4 @@
-"""Runs NKI kernels on a CPU: traces a kernel once per shapes into a program, refuses what trn2 refuses, runs it often."""
+"""Runs NKI kernels on a CPU: traces a kernel once per shapes, refuses what trn2 refuses, runs the program often."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class mutable_tensor:
 def modules() -> dict[str, ModuleType]:
     """`nki` and its submodules by name, the same objects at every call; nothing is installed."""
     if not _modules:
-        constants = {name: getattr(enums, name) for name in ("engine", "reduce_cmd", "dge_mode", "oob_mode", "matmul_perf_mode", "nc_version", "dma_engine")}  # fmt: skip
+        constants = {name: value for name, value in vars(enums).items() if isinstance(value, type)}
         contents = {
             "nki": {"jit": jit, "simulate": simulate, "__version__": "0.6.0"},
             "nki.language": language.EXPORTS,

@@ -15,7 +15,7 @@ SBUF_ALIGN = 32
 
 
 def lifetimes(block: Block) -> dict[Storage, tuple[int, int]]:
-    """First and last call that touches each storage; a loop keeps what was allocated outside it for its whole length."""
+    """First and last call that touches each storage; what a loop uses from outside lives through the loop."""
     spans: dict[Storage, tuple[int, int]] = {}
     for call in block.calls():
         for storage in call.storages():
@@ -86,7 +86,7 @@ def check(program: Program) -> None:
                 largest = sorted(most.storages, key=lambda storage: -storage.partition_bytes)[:4]
                 refusal = Refusal(f"{buffer.upper()} is full: more {what} are live at once than there are", core=core,
                                   live=most.amount, limit=limit,
-                                  largest=[f"{s.name}{list(s.shape)} {s.dtype} {s.source}" for s in largest])  # fmt: skip
+                                  largest=[f"{s} {s.source}" for s in largest])  # fmt: skip
                 refusal.where = f"{where}: "
                 raise refusal
         _check_addresses(block)

@@ -20,7 +20,7 @@ def _refused(name: str):
     return refuse
 
 
-EXPORTS = {"ReplicaGroup": ReplicaGroup} | {
-    name: _refused(name)
-    for name in ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute", "collective_permute_implicit", "collective_permute_implicit_reduce", "all_gather_v", "all_to_all_v", "rank_id"]
-}
+_NAMES = """all_reduce all_gather reduce_scatter all_to_all collective_permute collective_permute_implicit
+collective_permute_implicit_reduce all_gather_v all_to_all_v rank_id"""
+
+EXPORTS = {"ReplicaGroup": ReplicaGroup} | {name: _refused(name) for name in _NAMES.split()}

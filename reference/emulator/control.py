@@ -1,4 +1,4 @@
-"""Registers, runtime loops, and what the two cores of an LNC pair say to each other (nki-reference.md 1.2, 1.5, 3.6)."""
+"""Registers, runtime loops, and what the two cores of an LNC pair say to each other."""
 
 from __future__ import annotations
 

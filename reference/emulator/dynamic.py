@@ -1,4 +1,4 @@
-"""Run-time addresses: offsets from registers and tensors, gathers and scatters, and what only a run tells is written."""
+"""Run-time addresses: offsets from registers and tensors, gathers, scatters, and masks of what a run has written."""
 
 from __future__ import annotations
 
@@ -93,10 +93,7 @@ class Step:
 def scalar_offset(tensor: NkiTensor, memory: Memory) -> int:
     """Elements that the dynamic offset moves the tensor by; raises _OutOfBounds."""
     source = tensor.scalar_offset
-    if isinstance(source, VirtualRegister):
-        index = source.value
-    else:
-        index = int(memory.view(source).reshape(-1)[0])
+    index = source.value if isinstance(source, VirtualRegister) else int(memory.view(source).reshape(-1)[0])
     limit = tensor.index_bound
     if limit is None:
         limit = _reach(tensor, tensor.pattern)

@@ -136,7 +136,7 @@ class _Pass:
                 raise Refusal(f"the offset of {name} is a register that was never written", register=offset)
             if access == "read":
                 self._read(call, name, tensor)
-        for name, tensor, access in call.tensors():
+        for _, tensor, access in call.tensors():
             if access == "write":
                 if tensor.is_psum:
                     self._write_psum(call, tensor)

@@ -90,7 +90,7 @@ def _check_tiling(call: Call) -> None:
     if columns != 128:
         if call.perf_mode == perf_modes.double_row:
             raise Refusal("double_row excludes column tiling", tile_size=size)
-        call.note("nc_matmul: the documentation disagrees with itself on column tiling (tile_size[1] other than 128)")
+        call.note("the documentation disagrees with itself on column tiling (tile_size[1] other than 128)")
     contracted, produced = call.stationary.num_partitions, call.dst.num_partitions
     if contracted > rows or produced > columns:
         raise Refusal("the stationary tile must fit tile_size", stationary=call.stationary.shape, tile_size=size)
@@ -147,9 +147,9 @@ def _check_transpose(call: Call) -> None:
         rules.buffer_in(call, "psum", "dst")
         _check_bank(dst)
         if data.dtype.is_integer:
-            call.note("nc_transpose: integers on the Tensor engine are unverified; view them as a float of that size")
+            call.note("integers on the Tensor engine are unverified; view them as a float of that size")
         elif data.dtype.itemsize == 1:
-            call.note("nc_transpose: float8 leaves 16-bit elements in PSUM on trn2")
+            call.note("float8 leaves 16-bit elements in PSUM on trn2")
     else:
         limit = 32
     if data.num_partitions > limit or data.free_size > limit:

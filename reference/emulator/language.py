@@ -9,6 +9,7 @@ import numpy as np
 from . import capacity, context, control, dtypes, isa
 from .enums import MemoryRegion, engine
 from .instruction import Refusal, instruction
+from .launch import NKIObject
 from .opaque import Opaque
 from .operators import OPERATORS, Operator
 from .tensor import PARTITIONS, NkiTensor
@@ -261,9 +262,9 @@ def _unrolled(start, stop=None, step=1):
     return range(start) if stop is None else range(start, stop, step)
 
 
-def _refused(name: str, why: str):
+def _refused(name: str):
     def refuse(*args, **kwargs):
-        raise Refusal(f"nl.{name}: {why}")
+        raise Refusal(f"nl.{name}: no engine instruction is documented for it; build it from nisa calls")
 
     return refuse
 
@@ -278,18 +279,37 @@ def is_hbm(buffer) -> bool:
     return buffer in (MemoryRegion.private_hbm, MemoryRegion.shared_hbm)
 
 
-_NO_INSTRUCTION = "no engine instruction is documented for it; build it from nisa calls"
+def is_sbuf(buffer) -> bool:
+    return buffer is SBUF
+
+
+def is_psum(buffer) -> bool:
+    return buffer is PSUM
+
+
+def is_on_chip(buffer) -> bool:
+    return buffer in (SBUF, PSUM)
+
+
+_FUNCTIONS = (
+    ndarray, full, zeros, ones, zeros_like, empty_like, shared_constant, shared_identity_matrix, load, load_transpose2d,
+    store, mean, softmax, negative, where, transpose, matmul, expand_dims, broadcast_to, gather_flattened, rand,
+    random_seed, dropout, is_hbm, is_sbuf, is_psum, is_on_chip, NkiTensor, NKIObject, MemoryRegion, control.fori_loop,
+    control.while_loop, control.dynamic_range, control.no_reorder, control.program_id, control.num_programs,
+    control.program_ndim,
+)  # fmt: skip
+_WITHOUT_INSTRUCTION = ("cos", "tan", "ceil", "floor", "trunc", "var", "all", "rms_norm", "logical_not")
 
 EXPORTS = {
     **dtypes.ALL,
     **OPERATORS,
-    **{name: globals()[name] for name in ["ndarray", "full", "zeros", "ones", "zeros_like", "empty_like", "shared_constant", "shared_identity_matrix", "load", "load_transpose2d", "store", "mean", "softmax", "negative", "where", "transpose", "matmul", "expand_dims", "broadcast_to", "gather_flattened", "rand", "random_seed", "dropout", "device_print", "tile_size", "is_hbm", "NkiTensor", "NKIObject", "MemoryRegion"]},
+    **{function.__name__: function for function in _FUNCTIONS},
     **{region.name: region for region in MemoryRegion},
+    **{name: _refused(name) for name in _WITHOUT_INSTRUCTION},
     "hbm": MemoryRegion.private_hbm,
-    "is_sbuf": lambda buffer: buffer is SBUF,
-    "is_psum": lambda buffer: buffer is PSUM,
-    "is_on_chip": lambda buffer: buffer in (SBUF, PSUM),
+    "device_print": device_print,
     "ds": DynamicSlice,
+    "tile_size": tile_size,
     "sum": reduction("add"),
     "max": reduction("maximum"),
     "min": reduction("minimum"),
@@ -297,6 +317,4 @@ EXPORTS = {
     "affine_range": _unrolled,
     "sequential_range": _unrolled,
     "static_range": _unrolled,
-    **{name: getattr(control, name) for name in ["fori_loop", "while_loop", "dynamic_range", "no_reorder", "program_id", "num_programs", "program_ndim"]},
-    **{name: _refused(name, _NO_INSTRUCTION) for name in ["cos", "tan", "ceil", "floor", "trunc", "var", "all", "rms_norm", "logical_not"]},
-}  # fmt: skip
+}

@@ -181,7 +181,8 @@ class Linked:
 
     def _loop(self, loop: Loop, items: list):
         trips = 0
-        for loop.register.value in _values(loop):
+        register = loop.register
+        for register.value in _values(loop):
             trips += 1
             yield from self._steps(items)
         self.program.trips[loop] = self.program.trips.get(loop, 0) + trips

@@ -32,6 +32,9 @@ class Storage:
     written: bool = False  # some instruction has it as a destination
     tracked: bool = False  # which elements are written is known only at run time
 
+    def __str__(self):
+        return f"{self.name}{list(self.shape)} {self.dtype}"
+
     @property
     def on_chip(self) -> bool:
         return self.buffer in ("sbuf", "psum")
