@@ -113,7 +113,7 @@ def _reach(tensor: NkiTensor, pattern) -> int:
 
 def row_indices(tensor: NkiTensor, memory: Memory) -> np.ndarray:
     """Row of each partition, in the order of the index tensor's columns; negative ones count as huge."""
-    index = memory.view(tensor.vector_offset).T.reshape(-1)
+    index = memory.view(tensor.vector_offset).T.reshape(-1)[: tensor.shape[0]]
     return index.astype(np.uint32).astype(np.int64)
 
 

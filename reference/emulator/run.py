@@ -136,10 +136,14 @@ class Linked:
         program.trips = {}
         context.running.append(program)
         try:
-            self._execute()
+            # Engines raise no flags: overflow is infinity, 0/0 is NaN.
+            with np.errstate(all="ignore"):
+                states = self._execute()
         finally:
             context.running.pop()
         dynamic.check_outputs(program, memory)
+        risks = sorted({note for state in states for note in state.notes})
+        program.notes += [note for note in risks if note not in program.notes]
         for array, flat in copies:
             array[...] = flat.reshape(array.shape)
         outputs = tuple(self._result(tensor, results[tensor.storage]) for tensor in program.output_tensors())
@@ -151,13 +155,13 @@ class Linked:
             return array
         return self.memory.view(tensor)
 
-    def _execute(self) -> None:
+    def _execute(self) -> list[MachineState]:
         states = [MachineState() for _ in self.cores]
         if len(self.cores) == 1:
             _enter(states[0])
             for _ in self._steps(self.cores[0]):
                 raise AssertionError("a cross-core instruction with one core")
-            return
+            return states
         cores = [self._steps(items) for items in self.cores]
         while True:
             waiting = []
@@ -165,7 +169,7 @@ class Linked:
                 _enter(state)
                 waiting.append(next(core, None))
             if all(sync is None for sync in waiting):
-                return
+                return states
             self._meet(*waiting)
 
     def _steps(self, items: list):

@@ -375,7 +375,8 @@ def _check_scalar(offset):
 def _check_vector(base, offset, rows):
     if not base.is_hbm:
         raise Refusal("a vector offset addresses HBM tensors only", tensor=base)
-    if not (isinstance(offset, NkiTensor) and offset.is_sbuf and offset.shape == (rows, 1)):
+    # [P, 1] everywhere but in a gathering dma_transpose, which takes columns of 128 (checked where it is used).
+    if not (isinstance(offset, NkiTensor) and offset.is_sbuf and offset.ndim == 2 and offset.size >= rows):
         raise Refusal(
             "a vector offset is an SBUF tensor [P, 1], one row index per partition", vector_offset=offset, P=rows
         )

@@ -86,10 +86,11 @@ class Tracer:
                               tensor=tensor, allocated=storage.source)  # fmt: skip
             if (
                 tensor.vector_offset is not None
-                and tensor.vector_offset.shape[1] != 1
+                and tensor.vector_offset.shape != (tensor.shape[0], 1)
                 and call.instruction.name != "dma_transpose"
             ):
-                raise Refusal("a vector offset is [P, 1]", vector_offset=tensor.vector_offset)
+                raise Refusal("a vector offset is an SBUF tensor [P, 1], one row index per partition",
+                              vector_offset=tensor.vector_offset, P=tensor.shape[0])  # fmt: skip
 
     def add_edges(self, consumer, producers) -> None:
         for producer in producers:
@@ -136,5 +137,5 @@ class Tracer:
         twin = shared[self.shared - 1]
         if (twin.shape, twin.dtype) != (storage.shape, storage.dtype):
             raise Refusal("both cores allocate the same shared_hbm tensors in the same order",
-                          core0=f"{twin.name}{list(twin.shape)} {twin.dtype}", core1=f"{storage.name}{list(storage.shape)} {storage.dtype}")  # fmt: skip
+                          core0=twin, core1=storage)  # fmt: skip
         return twin
