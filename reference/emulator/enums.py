@@ -1,6 +1,6 @@
 """The enumerations of nki.isa and nki.language, with the values of the documentation's stubs."""
 
-from enum import Enum
+from enum import Enum, IntEnum
 
 
 class engine(Enum):
@@ -48,8 +48,8 @@ class matmul_perf_mode(Enum):
     double_row = "double_row"
 
 
-class nc_version(Enum):
-    """NeuronCore generations; gen3 is trn2."""
+class nc_version(IntEnum):
+    """NeuronCore generations, which kernels compare by order; gen3 is trn2."""
 
     gen2 = 2
     gen3 = 3
