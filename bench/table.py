@@ -20,4 +20,6 @@ def text_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def _numeric(cell: str) -> bool:
-    return cell in ("-", "") or cell.lstrip("+-").rstrip("x% *")[:1].isdigit()
+    """A number with a sign or a unit, perhaps starred."""
+    word = cell.removesuffix(" *")
+    return word in ("-", "") or (" " not in word and word.lstrip("+-")[:1].isdigit())

@@ -52,15 +52,15 @@ def tiny_llama() -> Llama:
             query=3 * matrix(width, config.hidden_size),  # sharp attention, so that the text matters
             key=matrix(kv_width, config.hidden_size),
             value=matrix(kv_width, config.hidden_size),
-            output=matrix(config.hidden_size, width),
+            output=2 * matrix(config.hidden_size, width),
             feed_forward_norm=ones,
             gate=matrix(config.feed_forward_size, config.hidden_size),
             up=matrix(config.feed_forward_size, config.hidden_size),
-            down=matrix(config.hidden_size, config.feed_forward_size),
+            down=2 * matrix(config.hidden_size, config.feed_forward_size),
         )
         for _ in range(config.num_layers)
     ]
-    return Llama(config, matrix(config.vocab_size, config.hidden_size) * 4, layers, ones)
+    return Llama(config, matrix(config.vocab_size, config.hidden_size), layers, ones)
 
 
 @pytest.fixture(scope="session")
