@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ml_dtypes
@@ -63,29 +63,40 @@ def to_torch(array: Any) -> Any:
     return torch.from_numpy(array)
 
 
+def leaves(values: Iterable[Any]) -> list[Any]:
+    """The values, tuples and lists entry by entry."""
+    return [leaf for value in values for leaf in (value if isinstance(value, tuple | list) else (value,))]
+
+
+OPERATIONS: dict[str, Callable] = {}
+
+
 def public(function: Callable) -> Callable:
     """Makes `function(..., backend=, lnc=)` a public operation.
 
     The body sees NumPy arrays (or device tensors), the resolved backend and the resolved number of cores.
     """
     signature = inspect.signature(function)
+    OPERATIONS[function.__name__] = function
 
     @functools.wraps(function)
     def operation(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        arguments = bound.arguments
-        leaves = [
-            leaf
-            for value in arguments.values()
-            for leaf in (value if isinstance(value, tuple | list) else (value,))
-            if is_torch(leaf)
-        ]
-        arguments["backend"] = backends.resolve(arguments["backend"], any(on_device(leaf) for leaf in leaves))
-        arguments["lnc"] = backends.logical_cores(arguments["lnc"])
-        for name, value in arguments.items():
-            arguments[name] = to_numpy(value)
-        result = function(*bound.args, **bound.kwargs)
-        return to_torch(result) if leaves and arguments["backend"] != "device" else result
+        if any(is_torch(leaf) for leaf in leaves(bound.arguments.values())):
+            from draft_verify import torch_ops  # only who has a tensor has torch
+
+            return torch_ops.call(function.__name__, bound.arguments)
+        return run(function, bound.arguments)
 
     return operation
+
+
+def run(function: Callable, arguments: dict[str, Any]) -> Any:
+    """Calls the body of a public operation with everything resolved; torch tensors out where torch tensors came in."""
+    tensors = [leaf for leaf in leaves(arguments.values()) if is_torch(leaf)]
+    arguments = {name: to_numpy(value) for name, value in arguments.items()}
+    arguments["backend"] = backends.resolve(arguments["backend"], any(on_device(leaf) for leaf in tensors))
+    arguments["lnc"] = backends.logical_cores(arguments["lnc"])
+    result = function(**arguments)
+    return to_torch(result) if tensors and arguments["backend"] != "device" else result

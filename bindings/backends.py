@@ -8,6 +8,11 @@ from typing import Any
 from draft_verify import loader
 
 BACKENDS = ("auto", "reference", "emulator", "simulator", "device")
+TRACING = "tracing"  # fake tensors: an operation's checks run, and its launch raises Traced
+
+
+class Traced(Exception):
+    """All that can be checked without data has been; `torch_ops` knows the shapes of what comes out."""
 
 
 def resolve(backend: str, on_device: bool) -> str:
@@ -38,6 +43,8 @@ def launch(operation: str, *arguments: Any, backend: str, lnc: int) -> tuple:
     Arguments are arrays of the backend's own kind and trace-time constants, in the kernel's order. Arrays that the
     kernel declares mutable are changed in place.
     """
+    if backend == TRACING:
+        raise Traced
     kernel = loader.kernel(operation, backend)[lnc]
     if backend == "emulator":
         from draft_verify.reference import emulator

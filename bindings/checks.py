@@ -17,8 +17,9 @@ LARGEST_FLOAT8 = float(ml_dtypes.finfo(ml_dtypes.float8_e4m3).max)
 
 
 def dtype_name(array: Any) -> str:
-    """`float32`, `bfloat16`, `int32`, ... of a NumPy array or a torch tensor."""
-    return str(array.dtype).removeprefix("torch.")
+    """`float32`, `bfloat16`, ... of a NumPy array or a torch tensor, whose float8_e4m3fn is taken by its bits."""
+    name = str(array.dtype)
+    return FLOAT8 if name == "torch.float8_e4m3fn" else name.removeprefix("torch.")
 
 
 def expect(condition: bool, argument: str, got: Any, expected: str) -> None:

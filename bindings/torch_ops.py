@@ -1,0 +1,202 @@
+"""Every public operation as a torch.library operator, `torch.ops.draft_verify.<name>`.
+
+torch.compile(fullgraph=True), torch.export and fake tensors see one opaque operator with a schema that says what it
+reads and writes. `arrays.public` comes here whenever a torch tensor is among the arguments; calling the public function
+is how the operators are meant to be used.
+
+The schemas follow the public functions' own signatures: an argument is a tensor unless `_TYPES` says otherwise,
+optional if its default is None, and keyword-only where the function says so. Functional operators return a list of
+tensors; in-place ones return nothing and declare what they write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from draft_verify import arrays, backends
+from draft_verify.reference.acceptance import Acceptance
+
+_TYPES = {
+    "backend": "str",
+    "lnc": "int?",
+    "cache_layout": "str",
+    "mode": "str",
+    "purpose": "str",
+    "ring": "bool",
+    "rule": "str",
+    "return_lse": "bool",
+    "return_logprobs": "bool",
+    "return_law": "bool",
+    "scrub": "bool",
+    "scale": "float?",
+    "softcap": "float?",
+    "posterior_threshold": "float",
+    "posterior_alpha": "float",
+    "sliding_window": "int?",
+    "vocab_size": "int?",
+    "vocab_start": "int?",
+    "K": "int",
+}
+# What an in-place operation writes; these, and key and value with them, may be a tuple with one entry a layer.
+_WRITTEN = {
+    "commit_window": ("key_cache", "value_cache"),
+    "compact_window": ("key_cache", "value_cache"),
+    "restore_ring": ("key_cache", "value_cache"),
+}
+_LAYERED = {
+    "commit_window": ("key_cache", "value_cache", "key", "value"),
+    "compact_window": ("key_cache", "value_cache"),
+}
+_OPTIONAL = {"verify_attention": ("key", "value")}  # may be None, but must be said
+
+_library = torch.library.Library("draft_verify", "DEF")
+_functions: dict[str, Callable] = {}
+
+
+def call(name: str, arguments: dict[str, Any]) -> Any:
+    """Runs a public operation whose arguments hold torch tensors; returns what the public function returns."""
+    device = next(leaf for leaf in arrays.leaves(arguments.values()) if isinstance(leaf, torch.Tensor)).device
+    written = _WRITTEN.get(name, ())
+    if device.type == "xla" and not torch.compiler.is_compiling():
+        # XLA records lazy tensors itself: the kernel becomes a custom call in its graph. It writes to a parameter's
+        # data, and what it returns is the written cache from here on (UNVERIFIED on a device; NxDI's own convention).
+        for argument in written:
+            arguments[argument] = _each(arguments[argument], lambda cache: cache.data)
+        return arrays.run(_functions[name], arguments)
+
+    inputs = {}
+    for argument, value in arguments.items():
+        if argument in _LAYERED.get(name, ()):
+            inputs[argument] = list(value) if isinstance(value, tuple | list) else [value]
+        elif argument in _TYPES:
+            inputs[argument] = value
+        else:
+            inputs[argument] = _tensor(value, device)
+    results = getattr(torch.ops.draft_verify, name)(**inputs)
+    if written:
+        return tuple(arguments[argument] for argument in written)
+    if inspect.signature(_functions[name]).return_annotation == "Acceptance":
+        return Acceptance(*results)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def _each(value: Any, change: Callable) -> Any:
+    return tuple(change(entry) for entry in value) if isinstance(value, tuple | list) else change(value)
+
+
+def _tensor(value: Any, device: torch.device) -> torch.Tensor | None:
+    """Numbers and NumPy arrays among tensors: float32, int32, or the array's own dtype."""
+    if value is None or isinstance(value, torch.Tensor):
+        return value
+    if hasattr(value, "__array__"):
+        return arrays.to_torch(value).to(device)
+    tensor = torch.as_tensor(value, device=device)
+    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int32)
+
+
+def _register(name: str, function: Callable) -> None:
+    def real(**arguments: Any) -> list[torch.Tensor] | None:
+        """On any device that runs eagerly."""
+        result = arrays.run(function, dict(arguments))
+        if name not in _WRITTEN:
+            return [entry for entry in arrays.leaves([result]) if entry is not None]
+        for argument, output in zip(_WRITTEN[name], result):
+            for cache, written in zip(_layers(arguments[argument]), _layers(output)):
+                if written is not cache and written.device.type != "cpu":  # CPU caches were written through views
+                    cache.copy_(written)
+        return None
+
+    def fake(**arguments: Any) -> list[torch.Tensor] | None:
+        """Checks shapes and dtypes as the operation does, and says what comes out."""
+        with contextlib.suppress(backends.Traced):
+            function(**{**arguments, "backend": backends.TRACING})
+        return _OUTPUTS[name](**arguments) if name not in _WRITTEN else None
+
+    _functions[name] = function
+    _library.define(_schema(name, function))
+    _library.impl(name, _by_name(function, real), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"draft_verify::{name}", _by_name(function, fake), lib=_library)
+
+
+def _by_name(function: Callable, implementation: Callable) -> Callable:
+    """The dispatcher hands over arguments partly by position and leaves out defaults."""
+    signature = inspect.signature(function)
+
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs)
+        arguments.apply_defaults()
+        return implementation(**arguments.arguments)
+
+    return bound
+
+
+def _layers(value: Any) -> tuple:
+    return tuple(value) if isinstance(value, tuple | list) else (value,)
+
+
+def _schema(name: str, function: Callable) -> str:
+    """`name(Tensor draft_tokens, ..., *, Tensor? draft_lens=None, ..., str backend='auto', int? lnc=None) -> ...`"""
+    written, layered, optional = (table.get(name, ()) for table in (_WRITTEN, _LAYERED, _OPTIONAL))
+    entries = []
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in entries:
+            entries.append("*")
+        kind = _TYPES.get(parameter.name)
+        if kind is None:
+            kind = f"Tensor({'ab'[written.index(parameter.name)]}!)" if parameter.name in written else "Tensor"
+            if parameter.name in layered:
+                kind += "[]"
+            elif parameter.default is None or parameter.name in optional:
+                kind += "?"
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        entries.append(f"{kind} {parameter.name}{default}")
+    return f"{name}({', '.join(entries)}) -> {'()' if written else 'Tensor[]'}"
+
+
+# --- shapes and dtypes of what comes out, from the public arguments ---
+
+
+def _acceptance_outputs(draft_tokens: torch.Tensor, target_logits: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+    batch, rows = target_logits.shape[:2]
+    tokens = draft_tokens.new_empty((batch, rows), dtype=torch.int32)
+    num_accepted = draft_tokens.new_empty((batch,), dtype=torch.int32)
+    return [tokens, num_accepted, torch.empty_like(tokens), torch.empty_like(num_accepted, dtype=torch.bool)]
+
+
+def _attention_outputs(query: torch.Tensor, return_lse: bool, **_: Any) -> list[torch.Tensor]:
+    output = torch.empty_like(query, memory_format=torch.contiguous_format)
+    return [output, query.new_empty(query.shape[:3], dtype=torch.float32)] if return_lse else [output]
+
+
+def _merged_outputs(outputs: torch.Tensor, lses: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+    return [outputs.new_empty(outputs.shape[1:]), lses.new_empty(lses.shape[1:])]
+
+
+def _selected_outputs(num_accepted: torch.Tensor, **arguments: Any) -> list[torch.Tensor]:
+    rows = arguments.get("checkpoints", arguments.get("hidden"))
+    return [rows.new_empty((rows.shape[0], *rows.shape[2:]))]
+
+
+def _uniforms_outputs(seeds: torch.Tensor, K: int, **_: Any) -> list[torch.Tensor]:
+    return [seeds.new_empty((seeds.shape[0], K + 2), dtype=torch.float32)]
+
+
+_OUTPUTS = {
+    "greedy_acceptance": _acceptance_outputs,
+    "rejection_sampling": _acceptance_outputs,
+    "tree_acceptance": _acceptance_outputs,
+    "typical_acceptance": _acceptance_outputs,
+    "verify_attention": _attention_outputs,
+    "merge_attention": _merged_outputs,
+    "select_state": _selected_outputs,
+    "select_hidden": _selected_outputs,
+    "uniforms_for": _uniforms_outputs,
+}
+
+for _name, _function in arrays.OPERATIONS.items():
+    _register(_name, _function)

@@ -1,0 +1,141 @@
+"""Every public operation as a torch operator: one schema, traced whole, the same numbers as with NumPy arrays."""
+
+import importlib
+
+import numpy as np
+import pytest
+
+from draft_verify import arrays
+
+torch = pytest.importorskip("torch")
+
+B, HEADS, SLOTS, D, T, V = 2, 2, 16, 8, 4, 11
+
+
+def values(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def ints(*entries):
+    return np.array(entries, np.int32)
+
+
+def caches(layers=1):
+    return tuple(values(B, HEADS, SLOTS, D, seed=layer) for layer in range(layers))
+
+
+# One or more calls of each operation, with NumPy arrays; a tuple is one array a layer.
+SAMPLES = {
+    "commit_window": [
+        (
+            (*caches(2), values(B, HEADS, T, D), values(B, HEADS, T, D, seed=5), ints(3, 5), ints(1, -1)),
+            {"path": ints([0, 2, -1, -1], [-1, -1, -1, -1])},
+        ),
+        (
+            (
+                caches(2),
+                caches(2),
+                (values(B, HEADS, T, D),) * 2,
+                (values(B, HEADS, T, D),) * 2,
+                ints(3, 5),
+                ints(1, 3),
+            ),
+            {},
+        ),
+    ],
+}
+for name in SAMPLES:
+    importlib.import_module(f"draft_verify.{name}")
+torch_ops = importlib.import_module("draft_verify.torch_ops")
+CASES = [(name, i) for name, calls in SAMPLES.items() for i in range(len(calls))]
+
+
+def sample(name, i):
+    """The public function, and fresh torch and NumPy copies of its arguments."""
+    function = getattr(importlib.import_module(f"draft_verify.{name}"), name)
+    args, kwargs = SAMPLES[name][i]
+    as_arrays = [each(value, lambda array: array.copy()) for value in args]
+    as_tensors = [each(value, lambda array: torch.from_numpy(array.copy())) for value in args]
+    keywords = {key: each(value, lambda array: torch.from_numpy(array.copy())) for key, value in kwargs.items()}
+    return function, (as_arrays, kwargs), (as_tensors, keywords)
+
+
+def each(value, change):
+    if isinstance(value, tuple):
+        return tuple(each(entry, change) for entry in value)
+    return change(value) if isinstance(value, np.ndarray) else value
+
+
+def flat(result):
+    return [np.asarray(entry) for entry in arrays.leaves(result if isinstance(result, tuple) else (result,))]
+
+
+def operator_arguments(name, args, kwargs):
+    """As `torch.ops.draft_verify.<name>` wants them: lists where there may be several layers."""
+    parameters = [argument.name for argument in getattr(torch.ops.draft_verify, name).default._schema.arguments]
+    layered = torch_ops._LAYERED.get(name, ())
+
+    def listed(parameter, value):
+        if parameter in layered:
+            return list(value) if isinstance(value, tuple) else [value]
+        return value
+
+    return tuple(map(listed, parameters, args)), {key: listed(key, value) for key, value in kwargs.items()}
+
+
+def test_every_public_operation_is_an_operator_with_a_sample_here():
+    assert set(arrays.OPERATIONS) == set(SAMPLES)
+    for name in arrays.OPERATIONS:
+        assert hasattr(torch.ops.draft_verify, name)
+
+
+@pytest.mark.parametrize("name, i", CASES)
+def test_tensors_give_what_arrays_give(name, i):
+    function, (args, kwargs), (tensors, tensor_kwargs) = sample(name, i)
+    expected, result = function(*args, **kwargs), function(*tensors, **tensor_kwargs)
+    assert all(torch.is_tensor(leaf) for leaf in arrays.leaves(result if isinstance(result, tuple) else (result,)))
+    for ours, theirs in zip(flat(result), flat(expected), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        assert ours.dtype == theirs.dtype
+    for ours, theirs in zip(flat(tuple(tensors)), flat(tuple(args)), strict=True):  # what was written in place
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name, i", CASES)
+def test_opcheck_finds_schema_and_fake_implementation_true(name, i):
+    _, _, (tensors, tensor_kwargs) = sample(name, i)
+    args, kwargs = operator_arguments(name, tensors, tensor_kwargs)
+    torch.library.opcheck(getattr(torch.ops.draft_verify, name).default, args, kwargs)
+
+
+@pytest.mark.parametrize("name, i", CASES)
+def test_compile_sees_one_operator_and_computes_the_same(name, i):
+    function, (args, kwargs), (tensors, tensor_kwargs) = sample(name, i)
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda *args, **kwargs: function(*args, **kwargs), fullgraph=True, backend=backend)
+    result = compiled(*tensors, **tensor_kwargs)
+    for ours, theirs in zip(flat(result), flat(function(*args, **kwargs)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    (graph,) = graphs
+    operators = [node for node in graph.graph.nodes if "draft_verify" in str(node.target)]
+    assert len(operators) == 1
+
+
+@pytest.mark.parametrize("name, i", CASES)
+def test_export_traces_it(name, i):
+    function, (args, kwargs), (tensors, tensor_kwargs) = sample(name, i)
+
+    class Module(torch.nn.Module):
+        def forward(self, *args, **kwargs):
+            return function(*args, **kwargs)
+
+    program = torch.export.export(Module(), tuple(tensors), tensor_kwargs)
+    result = program.module()(*tensors, **tensor_kwargs)
+    for ours, theirs in zip(flat(result), flat(function(*args, **kwargs)), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
