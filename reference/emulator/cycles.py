@@ -6,6 +6,7 @@ N is the number of elements per partition of the widest operand. Every engine ne
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from .enums import engine as engines
@@ -18,6 +19,7 @@ _HALF = ("bfloat16", "float16")
 def _engine_cycles(rate: Callable[[Call], float]) -> Callable[[Call], float]:
     """Never below the issue interval, nor below what a run-time address costs."""
 
+    @functools.wraps(rate)  # cost.py marks the rates whose docstring says UNVERIFIED
     def cycles(call: Call) -> float:
         dynamic = any(tensor.scalar_offset is not None for _, tensor, _ in call.tensors())
         return max(float(trn2.issue_cycles), float(trn2.dynamic_address_cycles) * dynamic, float(rate(call)))
