@@ -8,6 +8,7 @@ from .instruction import Call, Refusal
 from .memory import Memory, Written, strided
 from .opaque import VirtualRegister
 from .program import Program
+from .races import Contention
 from .tensor import NkiTensor
 
 
@@ -29,10 +30,10 @@ class Step:
         self.vectors = [entry for entry in moving if entry[2].vector_offset is not None]
         operands = list(call.tensors())
         self.written = [tensor for _, tensor, access in operands if access == "write"]
-        self.written_ids = {id(tensor) for tensor in self.written}
-        self.read_ids = {id(tensor) for _, tensor, access in operands if access == "read"}
         self.tracked_reads = [(name, t) for name, t, access in operands if access == "read" and t.storage.tracked]
         self.tracked_reads += [(f"the offset of {name}", t) for name, t in call.indices() if t.storage.tracked]
+
+        self.contended = [(tensor, access == "write") for _, tensor, access in operands if tensor.storage.contended]
 
     def __call__(self):
         try:
@@ -64,12 +65,12 @@ class Step:
                 raise _OutOfBounds(tensor, int(index[~inside][0]), row_limit(tensor))
             rows[id(tensor)] = index[inside]
             holder[position] = value = np.zeros(tensor.shape, tensor.dtype.np)
-            if id(tensor) in self.read_ids:
+            if self._reads(holder, position):
                 value[inside] = row_view(memory, tensor)[index[inside]]
-            if id(tensor) in self.written_ids:
+            if self._writes(holder, position):
                 _refuse_duplicates(tensor, index[inside])
                 finish.append((row_view(memory, tensor), index[inside], value, inside))
-            elif not inside.all():
+            elif not inside.all() and self.written[0].vector_offset is None:
                 target = self._gathered_into(inside)
                 rows[id(target)] = np.flatnonzero(inside)
                 finish.append((memory.view(target), ~inside, memory.view(target).copy(), ~inside))
@@ -80,7 +81,19 @@ class Step:
             destination[at] = value[select]
         for tensor in self.written:
             if tensor.storage.tracked:
-                mark_written(memory, tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
+                mark(memory.written[tensor.storage], tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
+        for tensor, write in self.contended:
+            masks = memory.contention[tensor.storage].masks
+            mark(masks[self.call.core, write], tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
+
+    def _writes(self, holder: list, position: int) -> bool:
+        """One tensor may be both a source and the destination: what counts is the parameter, lists are only read."""
+        instruction = self.call.instruction
+        return holder is self.args and instruction.parameters[position] in instruction.writes
+
+    def _reads(self, holder: list, position: int) -> bool:
+        instruction = self.call.instruction
+        return holder is not self.args or instruction.parameters[position] in instruction.reads
 
     def _gathered_into(self, inside: np.ndarray) -> NkiTensor:
         """The destination of a gather that skips rows: its partitions without a row stay as they were."""
@@ -154,9 +167,8 @@ def _row_mask(state: Written, tensor: NkiTensor) -> np.ndarray:
     return state.region(NkiTensor(tensor.storage, shape, strides, tensor.offset, tensor.dtype))
 
 
-def mark_written(memory: Memory, tensor: NkiTensor, offset: int = 0, rows=None) -> None:
-    """Records a write to a tracked storage, of some rows or of all of the view."""
-    state = memory.written[tensor.storage]
+def mark(state: Written, tensor: NkiTensor, offset: int = 0, rows=None) -> None:
+    """Records an access, to some rows or to all of the view."""
     if rows is None:
         state.add(tensor, offset)
     elif not state.everything:
@@ -171,9 +183,14 @@ def reset(program: Program, memory: Memory) -> None:
     for storage in program.storages:
         if storage.tracked:
             memory.written[storage] = Written(storage, storage.kind == "input" or storage.constant is not None)
+        if storage.contended:
+            memory.contention[storage] = Contention(storage)
 
 
-def check_outputs(program: Program, memory: Memory) -> None:
+def check_end(program: Program, memory: Memory) -> None:
+    """At the end of a run: no race since the last barrier, and every output whole."""
+    for contention in memory.contention.values():
+        contention.check()
     for tensor in program.output_tensors():
         if tensor.storage.tracked and not memory.written[tensor.storage].covers(tensor):
             raise Refusal("an output is not fully written", output=tensor.name, shape=tensor.shape,

@@ -61,7 +61,6 @@ def _run_time_writes(program: Program) -> set[Storage]:
             for _, tensor, access in call.tensors():
                 if access == "write":
                     storage = tensor.storage
-                    storage.written = True
                     in_loop = call.loop is not None and not call.loop.static_trips and not storage.on_chip
                     if in_loop or may_leave_untouched(call, tensor):
                         uncertain.add(storage)

@@ -79,7 +79,7 @@ class Kernel:
             with Tracer(program, core).active():
                 returned.append(self.function(*opaque.args, **opaque.kwargs))
         program.outputs = _outputs(returned, program)
-        for check in (initialisation.check, capacity.check, races.check):
+        for check in (races.check, initialisation.check, capacity.check):
             check(program)
         return program
 

@@ -21,6 +21,7 @@ class Memory:
     def __init__(self):
         self.bytes: dict[Storage, np.ndarray] = {}
         self.written: dict[Storage, Written] = {}  # of the storages that are tracked at run time
+        self.contention: dict[Storage, object] = {}  # races.Contention of the contended ones
         self.bindings: dict[Storage, list] = {}  # (list, position, tensor) to be viewed anew when the bytes change
 
     def view(self, tensor: NkiTensor, offset: int = 0) -> np.ndarray:

@@ -1,23 +1,205 @@
-"""Races between the two cores of an LNC pair, and between indirect DMAs and what may be reordered around them."""
+"""Races between the two cores of an LNC pair, found from the program.
+
+The cores meet at core_barrier and sendrecv and nowhere else. A barrier on a tensor orders the accesses to that tensor;
+other meetings order them only by chance of the schedule. Addresses known only at run time are compared at run time.
+"""
 
 from __future__ import annotations
 
-from .instruction import Call
-from .program import Program
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .control import CROSS_CORE, core_barrier
+from .instruction import Call, Refusal
+from .memory import Written
+from .program import Block, Loop, Program
+from .tensor import NkiTensor, Storage
+
+
+def check(program: Program) -> None:
+    """Refuses cores that cannot meet and unordered accesses of both cores to the same bytes of shared HBM."""
+    if program.lnc == 2:
+        _check_meetings(*program.cores)
+        _check_shared(program)
 
 
 def counterparts(first: Call, second: Call) -> bool:
     """Whether two cross-core instructions are the two sides of one meeting."""
     if first.instruction is not second.instruction:
         return False
-    if first.instruction.name == "core_barrier":
+    if first.instruction is core_barrier:
         return first.data.storage is second.data.storage and first.args["engine"] is second.args["engine"]
     return (
         first.pipe_id == second.pipe_id
         and first.args["dma_engine"] is second.args["dma_engine"]
-        and (first.src.shape, first.src.dtype) == (second.dst.shape, second.dst.dtype)
+        and all(_meets(here, there) for here, there in ((first, second), (second, first)))
     )
 
 
-def check(program: Program) -> None:
-    pass
+def _meets(here: Call, there: Call) -> bool:
+    """Whether what one core receives is what the core it receives from sends to it."""
+    sender = here if here.recv_from_rank == here.core else there
+    same = (sender.src.shape, sender.src.dtype) == (here.dst.shape, here.dst.dtype)
+    return same and sender.send_to_rank == here.core
+
+
+def _meetings(block: Block) -> list:
+    """Cross-core instructions in order; a loop that holds some is one entry."""
+    found = []
+    for item in block.items:
+        if isinstance(item, Loop):
+            found.append(item)
+        elif item.instruction in CROSS_CORE:
+            found.append(item)
+    return found
+
+
+def _check_meetings(first: Block, second: Block) -> None:
+    """Both cores meet in the same order, and run the same runtime loops."""
+    left, right = _meetings(first), _meetings(second)
+    for one, other in zip(left, right):
+        if isinstance(one, Loop) and isinstance(other, Loop):
+            if (one.kind, one.static_trips) != (other.kind, other.static_trips):
+                raise _apart(one, other, "the cores run a loop a different number of times")
+            _check_meetings(one.body, other.body)
+        elif isinstance(one, Loop) or isinstance(other, Loop) or not counterparts(one, other):
+            raise _apart(one, other, "the cores do not meet: the same barriers, sendrecvs and runtime loops in the "
+                         "same order, with matching tensors, ranks, pipes and engines")  # fmt: skip
+    if len(left) != len(right):
+        alone = (left if len(left) > len(right) else right)[min(len(left), len(right))]
+        raise _apart(alone, None, "only one core has this barrier, sendrecv or runtime loop: the cores deadlock")
+
+
+def _apart(one, other, rule: str) -> Refusal:
+    refusal = Refusal(rule, here=_name(one), **({"other_core": f"{_name(other)} at {other.source}"} if other else {}))
+    refusal.where = f"{one.source}: "
+    return refusal
+
+
+def _name(item) -> str:
+    return str(item) if isinstance(item, Loop) else item.instruction.name
+
+
+@dataclass
+class _Access:
+    """One access to a shared tensor. `barriers`: of this tensor, passed before it; `meetings`: of any kind."""
+
+    call: Call
+    tensor: NkiTensor
+    write: bool
+    barriers: int
+    meetings: int
+
+
+def _walk(block: Block) -> Iterator[Call]:
+    """Program order; a loop with a meeting inside twice, so that the end of an iteration meets the next one's start."""
+    for item in block.items:
+        if isinstance(item, Loop):
+            twice = any(call.instruction in CROSS_CORE for call in item.body.calls())
+            for _ in range(2 if twice else 1):
+                yield from item.body.calls()
+        else:
+            yield item
+
+
+def _accesses(block: Block) -> dict[Storage, list[_Access]]:
+    found: dict[Storage, list[_Access]] = {}
+    barriers: dict[Storage, int] = {}
+    meetings = 0
+    for call in _walk(block):
+        if call.instruction in CROSS_CORE:
+            meetings += 1
+            if call.instruction is core_barrier:
+                barriers[call.data.storage] = barriers.get(call.data.storage, 0) + 1
+        for _, tensor, access in call.tensors():
+            storage = tensor.storage
+            if storage.buffer == "shared_hbm":
+                entry = _Access(call, tensor, access == "write", barriers.get(storage, 0), meetings)
+                found.setdefault(storage, []).append(entry)
+    return found
+
+
+def _check_shared(program: Program) -> None:
+    cores = [_accesses(block) for block in program.cores]
+    for storage in [storage for storage in cores[0] if storage in cores[1] and storage.written]:
+        for mine, theirs in (cores, reversed(cores)):
+            _check_storage(program, storage, mine[storage], theirs[storage])
+
+
+def _check_storage(program: Program, storage: Storage, mine: list[_Access], theirs: list[_Access]) -> None:
+    """Writes of one core against all accesses of the other, between barriers on the storage."""
+    for epoch in sorted({access.barriers for access in mine if access.write}):
+        writes = [access for access in mine if access.write and access.barriers == epoch]
+        others = [access for access in theirs if access.barriers == epoch]
+        if not others:
+            continue
+        if any(access.tensor.is_indirect() for access in (*writes, *others)):
+            storage.contended = True
+        written = Written(storage)
+        for access in writes:
+            if not access.tensor.is_indirect():
+                written.region(access.tensor)[...] = True
+        for access in others:
+            if not access.tensor.is_indirect() and written.mask is not None and written.region(access.tensor).any():
+                culprit = next(w for w in writes if not w.tensor.is_indirect() and _overlap(w.tensor, access.tensor))
+                _report(culprit, access)
+
+
+def _overlap(one: NkiTensor, other: NkiTensor) -> bool:
+    mask = Written(one.storage)
+    mask.region(one)[...] = True
+    return bool(mask.region(other).any())
+
+
+def _report(write: _Access, other: _Access) -> None:
+    verb = "writes" if other.write else "reads"
+    storage = write.tensor.storage
+    if write.meetings != other.meetings:
+        write.call.note(f"core {other.call.core} {verb} the same bytes of {storage.name} ({other.call.source}); what "
+                        "lies between them is no core_barrier on that tensor")  # fmt: skip
+        return
+    refusal = Refusal(f"race: core {other.call.core} {verb} the same bytes without a core_barrier on the tensor between",
+                      tensor=storage.name, here=write.tensor, there=f"{other.tensor} at {other.call.source}")  # fmt: skip
+    refusal.where = f"{write.call.source}: nisa.{write.call.instruction.name}: "
+    raise refusal
+
+
+class Contention:
+    """What each core touched of a shared tensor since the last barrier on it, where addresses are run-time values."""
+
+    def __init__(self, storage: Storage):
+        self.storage = storage
+        self.reset()
+
+    def reset(self) -> None:
+        self.masks = {(core, write): Written(self.storage) for core in (0, 1) for write in (False, True)}
+
+    def check(self) -> None:
+        """Refuses bytes that one core wrote and the other touched; starts a new interval."""
+        for core in (0, 1):
+            mine = self.masks[core, True]
+            for write in (False, True):
+                theirs = self.masks[1 - core, write]
+                if _both(mine, theirs):
+                    verb = "wrote" if write else "read"
+                    raise Refusal(f"race: core {core} wrote and core {1 - core} {verb} the same bytes with no "
+                                  "core_barrier on the tensor between", tensor=self.storage)  # fmt: skip
+        self.reset()
+
+
+def _both(one: Written, other: Written) -> bool:
+    if one.left == one.storage.size and not one.everything or other.left == other.storage.size and not other.everything:
+        return False
+    if one.everything or other.everything:
+        return True
+    unit = min(one.unit, other.unit)
+    return bool((one.mask.repeat(one.unit // unit) & other.mask.repeat(other.unit // unit)).any())
+
+
+def check_trips(program: Program) -> None:
+    """After a run: both cores went through their loops equally often."""
+    if program.lnc == 2:
+        for one, other in zip(program.cores[0].loops(), program.cores[1].loops()):
+            if program.trips.get(one) != program.trips.get(other):
+                raise _apart(one, other, f"the cores ran a runtime loop {program.trips.get(one)} and "
+                             f"{program.trips.get(other)} times: they must run it equally often")  # fmt: skip

@@ -109,7 +109,7 @@ class Linked:
                         self.memory.place(holder, number, tensor)
         body = call.instruction.body
         if call.instruction not in control.CROSS_CORE and (
-            moving or any(storage.tracked for storage in call.storages())
+            moving or any(storage.tracked or storage.contended for storage in call.storages())
         ):
             return dynamic.Step(call, args, moving, self.memory), ()
         return body, args
@@ -141,7 +141,8 @@ class Linked:
                 states = self._execute()
         finally:
             context.running.pop()
-        dynamic.check_outputs(program, memory)
+        races.check_trips(program)
+        dynamic.check_end(program, memory)
         risks = sorted({note for state in states for note in state.notes})
         program.notes += [note for note in risks if note not in program.notes]
         for array, flat in copies:
@@ -203,7 +204,9 @@ class Linked:
             for call, step in (first, second):
                 step[1][1][...] = data[call.args["recv_from_rank"]]
                 if call.dst.storage.tracked:
-                    dynamic.mark_written(self.memory, call.dst)
+                    dynamic.mark(self.memory.written[call.dst.storage], call.dst)
+        elif first[0].data.storage.contended:
+            self.memory.contention[first[0].data.storage].check()
 
 
 def _deadlock(call: Call, why: str) -> Refusal:

@@ -30,6 +30,7 @@ class Storage:
     constant: object = field(default=None, repr=False)  # the data of nl.shared_constant
     mutable: bool = False  # an argument annotated nt.mutable_tensor
     written: bool = False  # some instruction has it as a destination
+    contended: bool = False  # both cores touch it at run-time addresses
     tracked: bool = False  # which elements are written is known only at run time
 
     def __str__(self):

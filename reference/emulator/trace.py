@@ -76,6 +76,8 @@ class Tracer:
         if self.calls > _MAX_INSTRUCTIONS:
             raise Refusal("too many instructions: static loops are unrolled", limit=_MAX_INSTRUCTIONS)
         self.block.items.append(call)
+        for _, tensor, access in call.tensors():
+            tensor.storage.written |= access == "write"
 
     def _check_scope(self, call) -> None:
         tensors = [(name, tensor) for name, tensor, _ in call.tensors()] + list(call.indices())
