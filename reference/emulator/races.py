@@ -44,12 +44,10 @@ def _meets(here: Call, there: Call) -> bool:
 
 
 def _meetings(block: Block) -> list:
-    """Cross-core instructions in order; a loop that holds some is one entry."""
+    """Cross-core instructions and runtime loops in order."""
     found = []
     for item in block.items:
-        if isinstance(item, Loop):
-            found.append(item)
-        elif item.instruction in CROSS_CORE:
+        if isinstance(item, Loop) or item.instruction in CROSS_CORE:
             found.append(item)
     return found
 
