@@ -385,8 +385,6 @@ class _Core:
         index = self._record(call, lane, start, end, end, cause if meeting > free else before)
         if call.engine.name != "dma":
             self.free[lane] = (end, index)
-        if name == "core_barrier":  # orders what follows on this core that touches the tensor
-            self.latest[call.data.storage] = index
 
     # DMA ---------------------------------------------------------------------------------------------------------
 
@@ -447,6 +445,9 @@ def _operands(call: Call) -> Iterator[tuple[str, NkiTensor]]:
         yield access, tensor
     for _, index in call.indices():
         yield "read", index
+    if call.instruction.name == "core_barrier":  # orders what comes before and after it on the tensor
+        yield "read", call.data
+        yield "write", call.data
 
 
 def _registers(call: Call) -> Iterator[VirtualRegister]:
