@@ -102,12 +102,12 @@ def _check_local_gather(call: Call) -> None:
     rules.same_dtype(call, "dst", "src_buffer")
     rules.dtype_in(call, "index", ("uint16",))
     partitions = call.src_buffer.num_partitions
-    if partitions % CORE_PARTITIONS or {call.index.num_partitions, call.dst.num_partitions} != {partitions}:
+    if partitions % CORE_PARTITIONS or {call.args["index"].num_partitions, call.dst.num_partitions} != {partitions}:
         raise Refusal("src_buffer, index and dst have the same partitions, a multiple of 16",
-                      src_buffer=call.src_buffer.shape, index=call.index.shape, dst=call.dst.shape)  # fmt: skip
+                      src_buffer=call.src_buffer.shape, index=call.args["index"].shape, dst=call.dst.shape)  # fmt: skip
     if call.num_elem_per_idx not in (1, 2, 4, 8, 16, 32):
         raise Refusal("num_elem_per_idx must be 1, 2, 4, 8, 16 or 32", given=call.num_elem_per_idx)
-    available = call.index.free_size * CORE_PARTITIONS
+    available = call.args["index"].free_size * CORE_PARTITIONS
     valid = available if call.num_valid_indices is None else call.num_valid_indices
     if not 1 <= valid <= min(available, 4096):
         raise Refusal("a core gathers at most 4096 indices, and no more than it has", num_valid_indices=valid,
@@ -209,7 +209,7 @@ def _check_topk(call: Call) -> None:
         raise Refusal("K must be below 32,768 and at most n", K=k, n=call.n)
     if call.src.free_size * CORE_PARTITIONS < call.n:
         raise Refusal("src must hold n elements in each 16 partitions", src=call.src.shape, n=call.n)
-    call.note("topk: sources disagree on where the K results of 16 partitions lie; here in the snake of the input")
+    call.note("sources disagree on where the K results of 16 partitions lie; here in the snake of the input")
 
 
 @instruction(writes="val_dst idx_dst", reads="src", engine=engines.gpsimd, check=_check_topk, cycles=cycles.topk)

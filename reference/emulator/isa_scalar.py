@@ -36,7 +36,7 @@ def _check_activation(call: Call) -> None:
     elif call.reduce_cmd in (reduce_cmds.reduce, reduce_cmds.reset_reduce):
         raise Refusal("reduce_cmd needs reduce_op=nl.add", reduce_cmd=call.reduce_cmd.name)
     if call.reduce_res is not None and call.reduce_cmd == reduce_cmds.idle:
-        call.note("activation: reduce_cmd=idle (the default) reduces nothing: reduce_res holds what earlier calls left")
+        call.note("reduce_cmd=idle (the default) reduces nothing: reduce_res holds what earlier calls left")
 
 
 @instruction(
@@ -57,9 +57,7 @@ def activation(
         x = x + column(bias, data)
     value, outside = op.activate(x)
     if outside:
-        machine_state().note(
-            f"activation: an argument of {op!r} lies outside its valid range {op.domain}: the result is NaN"
-        )
+        machine_state().note(f"an argument of {op!r} lies outside its valid range {op.domain}: the result is NaN")
     total = accumulate(machine_state().scalar_accumulator, reduce_cmd, _ADD, value)
     store(dst, value)
     if reduce_res is not None:

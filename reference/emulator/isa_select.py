@@ -85,7 +85,7 @@ def _check_select_reduce(call: Call) -> None:
         if not call.reduce_res.dtype.is_float:
             raise Refusal("reduce_res must be a float dtype", dtype=call.reduce_res.dtype)
         if call.reduce_cmd == reduce_cmds.idle:
-            call.note("select_reduce: reduce_cmd=idle (the default) computes no maximum: reduce_res is unknown")
+            call.note("reduce_cmd=idle (the default) computes no maximum: reduce_res is unknown")
 
 
 @instruction(

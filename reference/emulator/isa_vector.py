@@ -54,7 +54,7 @@ def _check_tensor_tensor(call: Call) -> None:
         if call.args["engine"] == engines.gpsimd:
             raise Refusal(f"{op!r} runs on the Vector engine only")
     elif call.engine == engines.vector and _integers((call.dst, call.data1, call.data2)):
-        call.note("tensor_tensor: 32-bit integers on the Vector engine go through float32, exact below 2**24 only")
+        call.note("32-bit integers on the Vector engine go through float32, exact below 2**24 only")
     call.args["engine"] = call.engine
 
 
@@ -128,7 +128,7 @@ def _check_tensor_scalar_engine(call: Call, op0: Operator, op1: Operator | None)
         raise Refusal("tensor_scalar runs nl.rsqrt on GpSimd, and nothing else there", op0=op0, op1=op1,
                       engine=call.engine.name)  # fmt: skip
     if "reciprocal" in names:
-        call.note("tensor_scalar: nl.reciprocal is listed as an operator, but no engine is named for it")
+        call.note("nl.reciprocal is listed as an operator, but no engine is named for it")
 
 
 @instruction(

@@ -140,11 +140,11 @@ def _overlap(call: Call) -> None:
 
 
 def _same_elements(a, b) -> bool:
+    """The same walk through each partition: every column is read, from all partitions, before it is written."""
     return (
         a.dtype.itemsize == b.dtype.itemsize
-        and a.offset == b.offset
-        and merged(a.pattern) == merged(b.pattern)
-        and a.num_partitions == b.num_partitions
+        and a.offset % a.partition_elements == b.offset % b.partition_elements
+        and merged(a.pattern[1:]) == merged(b.pattern[1:])
     )
 
 
@@ -327,7 +327,7 @@ def accumulator(call: Call, commands: Iterable[enums.reduce_cmd]) -> None:
         vector(call, "reduce_res", "dst")
     if call.reduce_cmd == enums.reduce_cmd.reduce:
         call.note(
-            f"{call.instruction.name}: reduce_cmd=reduce continues accumulators that any other accumulating instruction"
+            "reduce_cmd=reduce continues accumulators that any other accumulating instruction"
             " clobbers; the scheduler may move one in between outside nl.no_reorder()"
         )
 
