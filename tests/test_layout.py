@@ -1,0 +1,74 @@
+"""The layout shows the architecture: one operation, one name, the same arguments everywhere."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import draft_verify
+
+ROOT = Path(__file__).resolve().parents[1]
+# Public functions that are plain arithmetic on a few integers: no kernel to hold against anything.
+HOST_ONLY = {"blocks_needed", "blocks_to_free", "ring_slots"}
+OPERATIONS = [
+    name
+    for name in draft_verify.__all__
+    if name not in HOST_ONLY
+    and inspect.isfunction(getattr(draft_verify, name))
+    and "backend" in inspect.signature(getattr(draft_verify, name)).parameters
+]
+
+
+def parameters(function) -> list[tuple[str, object, object]]:
+    skipped = ("backend", "lnc")
+    return [
+        (p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values() if p.name not in skipped
+    ]
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_reference_and_public_function_take_the_same_arguments(operation):
+    public = getattr(draft_verify, operation)
+    module = importlib.import_module(public.__module__.replace("draft_verify.", "draft_verify.reference.", 1))
+    assert parameters(public) == parameters(getattr(module, operation))
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_public_functions_are_documented(operation):
+    text = inspect.getdoc(getattr(draft_verify, operation))
+    assert "backend" in text or "Raises" in text or "ValueError" in text
+
+
+def imports(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "reference").rglob("*.py")), ids=lambda p: str(p.relative_to(ROOT)))
+def test_references_import_neither_torch_nor_kernels_nor_bindings(path):
+    for name in imports(path):
+        assert name.split(".")[0] != "torch", name
+        if name.startswith("draft_verify"):
+            assert name.startswith("draft_verify.reference"), name
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").glob("*.py")), ids=lambda p: p.name)
+def test_kernels_import_nothing_but_nki(path):
+    outside = {name for name in imports(path) if name.split(".")[0] not in ("nki", "__future__")}
+    assert not outside
+
+
+def test_the_library_imports_without_torch():
+    code = "import sys; sys.modules['torch'] = None; import draft_verify"
+    subprocess.run([sys.executable, "-c", code], check=True)
