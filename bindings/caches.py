@@ -24,6 +24,13 @@ def chain_path(like: Any, batch: int, rows: int) -> Any:
     return np.tile(np.arange(rows, dtype=np.int32), (batch, 1))
 
 
+def full_like_lengths(like: Any, value: int) -> Any:
+    """[B] int32 of one value, where `like` [B] lives."""
+    if is_torch(like):
+        return sys.modules["torch"].full_like(like, value)
+    return np.full_like(like, value)
+
+
 def layer_scales(scale: Any, cache: Any, layers: int, heads: int) -> Any:
     """The scale of an fp8 cache, a number, [Hkv] or [layers, Hkv], as [layers, Hkv] float32; None for other caches."""
     if dtype_name(cache) != FLOAT8:

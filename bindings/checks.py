@@ -53,7 +53,7 @@ def in_range(argument: str, value: Any, low: float, high: float, what: str) -> N
 
 
 CACHE_LAYOUTS = ("BHSD", "BHDS", "NHPD", "NPHD")
-MAX_WINDOW = 128  # the rows of a window are spread over the 128 partitions
+MAX_WINDOW = 128  # rows of a window and sequences of a batch are spread over the 128 partitions
 MAX_RING_POSITION = 1 << 24  # the kernel divides positions in fp32
 
 
@@ -72,41 +72,120 @@ def commit_window(
     value_scale: Any,
 ) -> None:
     """Checks one window a layer against its cache."""
-    layers = len(key_caches)
-    for argument, entries in (("value_cache", value_caches), ("key", keys), ("value", values)):
-        expect(len(entries) == layers, argument, f"{len(entries)} layers", f"{layers} as in key_cache")
     array("key", keys[0], ("B", "Hkv", "T", "D"), FLOATS)
     batch, heads, rows, head_dim = keys[0].shape
     expect(1 <= rows <= MAX_WINDOW, "key", f"a window of {rows} rows", f"1 to {MAX_WINDOW}")
-    expect(1 <= batch <= MAX_WINDOW, "key", f"a batch of {batch}", f"1 to {MAX_WINDOW} sequences")
     for argument, entries in (("key", keys), ("value", values)):
+        expect(
+            len(entries) == len(key_caches), argument, f"{len(entries)} layers", f"{len(key_caches)} as in key_cache"
+        )
         for entry in entries:
             array(argument, entry, tuple(keys[0].shape), (dtype_name(keys[0]),))
-    slots, num_blocks = caches(
-        key_caches, value_caches, batch, heads, head_dim, dtype_name(keys[0]), block_table, cache_layout
-    )
+    dtypes = (dtype_name(keys[0]), FLOAT8)
+    slots, num_blocks = caches(key_caches, value_caches, (batch, heads, head_dim), dtypes, block_table, cache_layout)
     committed(seq_lens, num_accepted, path, batch, rows, MAX_RING_POSITION if ring else slots)
     if num_blocks:
         blocks_written(block_table, seq_lens, num_accepted, num_blocks, slots, ring)
     for argument, scale in (("key_scale", key_scale), ("value_scale", value_scale)):
-        cache_scale(argument, scale, layers, heads, dtype_name(key_caches[0]) == FLOAT8)
+        cache_scale(argument, scale, len(key_caches), heads, dtype_name(key_caches[0]) == FLOAT8)
+
+
+def compact_window(
+    key_caches: tuple,
+    value_caches: tuple,
+    seq_lens: Any,
+    path: Any,
+    num_accepted: Any,
+    draft_lens: Any,
+    block_table: Any,
+    cache_layout: str,
+) -> None:
+    """Checks caches and the rows of them that move."""
+    array("path", path, ("B", "T"), ("int32",))
+    batch, rows = path.shape
+    expect(1 <= rows <= MAX_WINDOW, "path", f"a window of {rows} rows", f"1 to {MAX_WINDOW}")
+    sizes = (batch, "Hkv", "D")
+    slots, num_blocks = caches(key_caches, value_caches, sizes, (*FLOATS, FLOAT8), block_table, cache_layout)
+    committed(seq_lens, num_accepted, path, batch, rows, slots)
+    if draft_lens is not None:
+        array("draft_lens", draft_lens, (batch,), ("int32",))
+        in_range("draft_lens", draft_lens, -1, rows - 1, f"-1 (empty slot) to T - 1 = {rows - 1}")
+    if not values_known(seq_lens, num_accepted, path):
+        return
+    last = np.where(num_accepted >= 0, path[np.arange(batch), num_accepted], -1).astype(np.int32)
+    for b in np.flatnonzero(last >= 0):
+        expect(
+            seq_lens[b] + last[b] < slots,
+            "path",
+            f"row {last[b]} at [{b}] after {seq_lens[b]} tokens",
+            f"a row in one of {slots} slots",
+        )
+    if num_blocks:
+        blocks_written(block_table, seq_lens, last, num_blocks, slots, False)
+
+
+def ring_window(
+    key_caches: tuple, value_caches: tuple, seq_lens: Any, rows: int, block_table: Any, cache_layout: str
+) -> tuple[int, int]:
+    """Checks caches that are rings, and a window of `rows` that fits into one; returns Hkv and D."""
+    array("seq_lens", seq_lens, ("B",), ("int32",))
+    sizes = (seq_lens.shape[0], "Hkv", "D")
+    slots, num_blocks = caches(key_caches, value_caches, sizes, (*FLOATS, FLOAT8), block_table, cache_layout)
+    most = min(slots, MAX_WINDOW)
+    expect(1 <= rows <= most, "num_rows", rows, f"1 to {most}: a window never meets itself in the ring")
+    in_range("seq_lens", seq_lens, -1, MAX_RING_POSITION - rows, f"-1 (empty slot) to {MAX_RING_POSITION - rows}")
+    if num_blocks:
+        in_range("block_table", block_table, 0, num_blocks - 1, f"a block, 0 to {num_blocks - 1}: a ring uses them all")
+    shape = value_caches[0].shape
+    return shape[2 if cache_layout == "NPHD" else 1], shape[3]
+
+
+def restore_ring(
+    key_caches: tuple,
+    value_caches: tuple,
+    saved_keys: tuple,
+    saved_values: tuple,
+    seq_lens: Any,
+    num_accepted: Any,
+    block_table: Any,
+    cache_layout: str,
+) -> None:
+    """Checks rings and the rows saved from them."""
+    array("saved_key", saved_keys[0], ("B", "Hkv", "T", "D"), (*FLOATS, FLOAT8))
+    rows = saved_keys[0].shape[2]
+    heads, head_dim = ring_window(key_caches, value_caches, seq_lens, rows, block_table, cache_layout)
+    shape = (seq_lens.shape[0], heads, rows, head_dim)
+    for argument, entries in (("saved_key", saved_keys), ("saved_value", saved_values)):
+        expect(
+            len(entries) == len(key_caches), argument, f"{len(entries)} layers", f"{len(key_caches)} as in key_cache"
+        )
+        for entry in entries:
+            array(argument, entry, shape, (dtype_name(key_caches[0]),))
+    array("num_accepted", num_accepted, (seq_lens.shape[0],), ("int32",))
+    in_range("num_accepted", num_accepted, -1, rows - 1, f"-1 (empty slot) to T - 1 = {rows - 1}")
 
 
 def caches(
     key_caches: tuple,
     value_caches: tuple,
-    batch: int,
-    heads: int,
-    head_dim: int,
-    dtype: str,
+    sizes: tuple[int | str, ...],
+    dtypes: tuple[str, ...],
     block_table: Any,
     cache_layout: str,
+    writable: bool = True,
 ) -> tuple[int, int]:
-    """Checks writable caches of one shape, in `dtype` or fp8; returns a sequence's slots, and N where paged, else 0."""
+    """Checks caches of one shape and dtype, for `sizes` (B, Hkv, D), of which a string is free.
+
+    Returns a sequence's slots, and the number of blocks, 0 where there are none.
+    """
     expect(cache_layout in CACHE_LAYOUTS, "cache_layout", repr(cache_layout), f"one of {', '.join(CACHE_LAYOUTS)}")
     paged = cache_layout in ("NHPD", "NPHD")
+    given = "none" if block_table is None else "one"
+    expect(paged == (block_table is not None), "block_table", given, "one with NHPD and NPHD, none otherwise")
+    batch, heads, head_dim = sizes
+    expect(1 <= batch <= MAX_WINDOW, "seq_lens", f"{batch} sequences", f"1 to {MAX_WINDOW}")
     expect(
-        paged == (block_table is not None), "block_table", "one" if not paged else None, "one with NHPD and NPHD only"
+        len(value_caches) == len(key_caches) >= 1, "value_cache", f"{len(value_caches)} layers", "as many as key_cache"
     )
     shape = {
         "BHSD": (batch, heads, "S", head_dim),
@@ -114,20 +193,21 @@ def caches(
         "NHPD": ("N", heads, "P", head_dim),
         "NPHD": ("N", "P", heads, head_dim),
     }[cache_layout]
-    array("value_cache", value_caches[0], shape, (dtype, FLOAT8))
-    value_shape = tuple(value_caches[0].shape)
-    key_shape = (batch, heads, head_dim, value_shape[2]) if cache_layout == "BHDS" else value_shape
-    for argument, entries, wanted in (("key_cache", key_caches, key_shape), ("value_cache", value_caches, value_shape)):
+    array("value_cache", value_caches[0], shape, dtypes)
+    dtype = dtype_name(value_caches[0])
+    shape = tuple(value_caches[0].shape)
+    key_shape = (*shape[:2], shape[3], shape[2]) if cache_layout == "BHDS" else shape
+    for argument, entries, wanted in (("key_cache", key_caches, key_shape), ("value_cache", value_caches, shape)):
         for entry in entries:
-            array(argument, entry, wanted, (dtype_name(value_caches[0]),))
+            array(argument, entry, wanted, (dtype,))
             size = int(np.prod(wanted))
-            expect(size < 2**31, argument, f"{size} elements", "fewer than 2^31: indices are int32")
-            expect(not values_known(entry) or entry.flags.writeable, argument, "a read-only array", "a writable one")
+            expect(0 < size < 2**31, argument, f"{size} elements", "1 to 2^31 - 1: indices are int32")
+            if writable and values_known(entry):
+                expect(entry.flags.writeable, argument, "a read-only array", "a writable one")
     if not paged:
-        return value_shape[2], 0
+        return shape[2], 0
     array("block_table", block_table, (batch, "M"), ("int32",))
-    block_size = value_shape[2 if cache_layout == "NHPD" else 1]
-    return block_table.shape[1] * block_size, value_shape[0]
+    return block_table.shape[1] * shape[2 if cache_layout == "NHPD" else 1], shape[0]
 
 
 def committed(seq_lens: Any, num_accepted: Any, path: Any, batch: int, rows: int, max_length: int) -> None:
@@ -194,3 +274,194 @@ def cache_scale(argument: str, scale: Any, layers: int, heads: int, fp8: bool) -
     )
     expect(dtype == "float32", argument, f"dtype {dtype}", "float32")
     in_range(argument, scale, np.finfo(np.float32).tiny, np.finfo(np.float32).max, "a positive finite number")
+
+
+MAX_ROWS = 128  # a row's facts share one partition each
+MAX_VOCAB = 1 << 22  # ids are exact in fp32, and the masses of one row fit on the chip
+DRAFT_KINDS = ("one_hot", "logits", "probs")
+CHAIN_RULES = ("token",)
+
+
+def acceptance(draft_tokens: Any, target_logits: Any, draft_lens: Any, vocab_size: int | None) -> tuple[int, int, int]:
+    """What all rules share. Returns batch, rows of a window and the columns that count."""
+    array("target_logits", target_logits, ("B", "T", "V"), FLOATS)
+    batch, rows, width = target_logits.shape
+    expect(batch >= 1, "target_logits", f"a batch of {batch}", "at least one sequence")
+    expect(1 <= rows <= MAX_ROWS, "target_logits", f"a window of {rows} rows", f"1 to {MAX_ROWS}")
+    array("draft_tokens", draft_tokens, (batch, rows - 1), ("int32",))
+    vocab_size = width if vocab_size is None else vocab_size
+    expect(1 <= vocab_size <= width, "vocab_size", vocab_size, f"1 to V = {width}")
+    expect(vocab_size <= MAX_VOCAB, "vocab_size", vocab_size, f"at most {MAX_VOCAB}")
+    if draft_lens is not None:
+        array("draft_lens", draft_lens, (batch,), ("int32",))
+        in_range("draft_lens", draft_lens, -1, rows - 1, f"-1 (an empty slot) to K = {rows - 1}")
+    return batch, rows, vocab_size
+
+
+def uniforms(value: Any, batch: int, columns: int) -> None:
+    array("uniforms", value, (batch, columns), ("float32",))
+    smallest = np.finfo(np.float32).tiny
+    in_range("uniforms", value, smallest, np.nextafter(np.float32(1), np.float32(0)), "numbers strictly within (0, 1)")
+
+
+def sampling(batch: int, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -> None:
+    """Parameters are None, numbers, or one value a sequence."""
+    for argument, value, dtype, low, high, what in (
+        ("temperature", temperature, "float32", 0, 1e6, "0 (greedy) or a finite number above it"),
+        ("top_k", top_k, "int32", -1, np.iinfo(np.int32).max, "0 or -1 (off), or how many logits stay"),
+        ("top_p", top_p, "float32", np.finfo(np.float32).tiny, 1, "a number in (0, 1]"),
+        ("min_p", min_p, "float32", 0, 1, "a number in [0, 1]"),
+    ):
+        if value is None:
+            continue
+        if getattr(value, "ndim", 0) > 0:
+            array(argument, value, (batch,), (dtype,))
+            in_range(argument, value, low, high, what)
+        else:
+            expect(low <= value <= high, argument, value, what)
+
+
+def rejection_sampling(
+    draft_tokens: Any,
+    target_logits: Any,
+    uniforms_: Any,
+    draft_logits: Any,
+    draft_probs: Any,
+    draft_lens: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    rule: str,
+    vocab_size: int | None,
+) -> tuple[int, int, int]:
+    expect(rule in CHAIN_RULES, "rule", repr(rule), " or ".join(map(repr, CHAIN_RULES)))
+    batch, rows, vocab_size = acceptance(draft_tokens, target_logits, draft_lens, vocab_size)
+    uniforms(uniforms_, batch, rows + 1)
+    expect(draft_logits is None or draft_probs is None, "draft_probs", "draft_logits as well", "one draft law")
+    for argument, law in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
+        if law is not None:
+            array(argument, law, (batch, rows - 1, target_logits.shape[2]), FLOATS)
+    sampling(batch, temperature, top_k, top_p, min_p)
+    return batch, rows, vocab_size
+
+
+def uniforms_for(seeds: Any, positions: Any, K: int, purpose: str, purposes: tuple[str, ...]) -> None:
+    array("seeds", seeds, ("B",), ("uint32", "int32", "uint64", "int64"))
+    array("positions", positions, tuple(seeds.shape), ("int32", "int64", "uint32"))
+    in_range("positions", positions, 0, 2**32 - 1, "a position, 0 or more")
+    expect(isinstance(K, int) and K >= 0, "K", K, "a number of drafts, 0 or more")
+    expect(purpose in purposes, "purpose", repr(purpose), " or ".join(map(repr, purposes)))
+
+
+MAX_HEAD_DIM = 256
+MAX_ATTENTION_WINDOW = 64
+MAX_ATTENTION_BATCH = 64
+MAX_ATTENTION_SLOTS = 131_072
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    seq_lens: Any,
+    *,
+    draft_lens: Any,
+    tree: Any,
+    block_table: Any,
+    cache_layout: str,
+    scale: float | None,
+    sliding_window: int | None,
+    ring: bool,
+    sinks: Any,
+    softcap: float | None,
+    key_scale: Any,
+    value_scale: Any,
+    cache_start: Any,
+    query_positions: Any,
+) -> None:
+    """Checks a window against the cache that it attends to."""
+    array("query", query, ("B", "Hq", "T", "D"), FLOATS)
+    batch, query_heads, rows, head_dim = query.shape
+    expect(1 <= batch <= MAX_ATTENTION_BATCH, "query", f"a batch of {batch}", f"1 to {MAX_ATTENTION_BATCH} sequences")
+    expect(1 <= rows <= MAX_ATTENTION_WINDOW, "query", f"a window of {rows} rows", f"1 to {MAX_ATTENTION_WINDOW}")
+    expect(1 <= head_dim <= MAX_HEAD_DIM, "query", f"heads of {head_dim}", f"1 to {MAX_HEAD_DIM}")
+    dtype = dtype_name(query)
+    sizes = (batch, "Hkv", head_dim)
+    slots, num_blocks = caches(
+        (key_cache,), (value_cache,), sizes, (dtype, FLOAT8), block_table, cache_layout, writable=False
+    )
+    expect(slots <= MAX_ATTENTION_SLOTS, "key_cache", f"{slots} slots", f"at most {MAX_ATTENTION_SLOTS}")
+    heads = value_cache.shape[2 if cache_layout == "NPHD" else 1]
+    expect(query_heads % heads == 0, "query", f"{query_heads} heads", f"a multiple of Hkv = {heads}")
+    expect((key is None) == (value is None), "value", "only one of key and value", "both or neither")
+    for argument, entry in (("key", key), ("value", value)):
+        if entry is not None:
+            array(argument, entry, (batch, heads, rows, head_dim), (dtype,))
+    fp8 = dtype_name(value_cache) == FLOAT8
+    cache_scale("key_scale", key_scale, 1, heads, fp8)
+    cache_scale("value_scale", value_scale, 1, heads, fp8)
+
+    for argument, number in (("scale", scale), ("softcap", softcap)):
+        if number is not None:
+            positive = isinstance(number, int | float) and 0 < number < np.inf
+            expect(positive, argument, number, "a positive finite number")
+    if sliding_window is not None:
+        at_least_one = isinstance(sliding_window, int) and sliding_window >= 1
+        expect(at_least_one, "sliding_window", sliding_window, "at least 1, or None")
+    if sinks is not None:
+        array("sinks", sinks, (query_heads,), ("float32",))
+    expect(not ring or cache_start is None, "cache_start", "one", "None for a ring, whose positions are absolute")
+    array("seq_lens", seq_lens, (batch,), ("int32",))
+    for argument, entry in (("cache_start", cache_start), ("query_positions", query_positions)):
+        if entry is not None:
+            array(argument, entry, (batch,), ("int32",))
+            in_range(argument, entry, 0, MAX_RING_POSITION - 1, f"a position, 0 to {MAX_RING_POSITION - 1}")
+    if draft_lens is not None:
+        array("draft_lens", draft_lens, (batch,), ("int32",))
+        in_range("draft_lens", draft_lens, -1, rows - 1, f"-1 (an empty slot) to T - 1 = {rows - 1}")
+    if tree is not None:
+        attention_tree(tree, batch, rows, draft_lens)
+    if values_known(seq_lens, draft_lens, block_table):
+        for b in range(batch):
+            window = (rows if draft_lens is None else int(draft_lens[b]) + 1) if key is not None else 0
+            if draft_lens is not None and draft_lens[b] == -1:
+                continue
+            room = MAX_RING_POSITION if ring else slots
+            length = int(seq_lens[b])
+            fits = 0 <= length <= room - window
+            expect(fits, "seq_lens", f"{length} at [{b}] with {window} window rows", f"room among {room} positions")
+            if num_blocks:
+                blocks_read(block_table, b, length, slots // block_table.shape[1], num_blocks)
+
+
+def blocks_read(block_table: Any, sequence: int, length: int, block_size: int, num_blocks: int) -> None:
+    """Checks that the blocks of a sequence's first `length` positions exist."""
+    for entry in range(min(-(-length // block_size), block_table.shape[1])):
+        block = int(block_table[sequence, entry])
+        where = f"{block} at [{sequence}, {entry}]"
+        expect(0 <= block < num_blocks, "block_table", where, f"a block, 0 to {num_blocks - 1}")
+
+
+def attention_tree(tree: Any, batch: int, rows: int, draft_lens: Any) -> None:
+    """Checks parents [T] or [B, T]: row 0 the root, parents before their children, padding last."""
+    array("tree", tree, (rows,) if len(getattr(tree, "shape", ())) == 1 else (batch, rows), ("int32",))
+    if not values_known(tree, draft_lens):
+        return
+    for b, parents in enumerate(np.broadcast_to(tree, (batch, rows)).tolist()):
+        used = rows if draft_lens is None else int(draft_lens[b]) + 1
+        live = min(used, rows - parents.count(-2))
+        if used == 0:
+            continue
+        expect(parents[0] == -1, "tree", f"{parents[0]} at [{b}, 0]", "-1, the root")
+        expect(-2 not in parents[:live], "tree", f"{parents} at [{b}]", "rows of padding (-2) after all others")
+        for t in range(1, live):
+            expect(0 <= parents[t] < t, "tree", f"parent {parents[t]} of row {t} at [{b}]", "an earlier row")
+
+
+def merge_attention(outputs: Any, lses: Any) -> None:
+    array("outputs", outputs, ("n", "B", "Hq", "T", "D"), FLOATS)
+    expect(outputs.shape[0] >= 1, "outputs", "no shard", "at least one")
+    array("lses", lses, tuple(outputs.shape[:4]), ("float32",))

@@ -1,4 +1,4 @@
-"""Which rows of a window are kept and where they stand in HBM: the index arithmetic of the rollback kernels.
+"""Which rows of a window move, where they stand in HBM, and the moving: what the rollback kernels share.
 
 Sequences are on partitions: one pass over [B, T] tiles serves every head and layer. Indices are int32 and computed by
 `tensor_tensor` on GpSimd, exact to 2^31; only values below 2^24 (lengths, rows, blocks) pass through fp32.
@@ -11,6 +11,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 MAX_POSITION = 1 << 24  # fp32 holds every smaller integer
+NUM_BUFFERS = 8  # rows in flight from HBM to HBM: enough to hide a DMA's ~2 us, a few KiB a partition
 
 
 def load_lengths(lengths):
@@ -21,11 +22,53 @@ def load_lengths(lengths):
     return tile
 
 
+def load_path(path):
+    """[B, T] int32 in HBM -> tile, a sequence a partition."""
+    tile = nl.ndarray(path.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=tile, src=path)
+    return tile
+
+
+def my_moves(sources, targets, scales, parity):
+    """This core's share of one move a layer, as (source, target, scales, layer).
+
+    A core moves whole tensors. With parity 0 for keys and 1 for values, a layer's two go to different cores,
+    alternating, so that neither gets all the keys, which are slow to write where they are stored transposed.
+    """
+    moves = []
+    for layer in range(len(targets)):
+        if (layer + parity) % nl.num_programs(0) == nl.program_id(0):
+            moves.append((sources[layer], targets[layer], scales, layer))
+    return moves
+
+
+def in_order(keys, values):
+    """The tensors of all layers as the flat tuple that a kernel returns, keys first."""
+    tensors = []
+    tensors.extend(keys)
+    tensors.extend(values)
+    return tuple(tensors)
+
+
 def constant(shape, value):
     """An int32 tile of one value, for exact tensor_tensor arithmetic (tensor_scalar computes in fp32)."""
     tile = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.memset(dst=tile, value=value)
     return tile
+
+
+def add_lengths(lengths, rows):
+    """[B, 1] lengths + [B, T] rows, int32."""
+    position = nl.ndarray(rows.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=position, data1=rows, data2=lengths.broadcast(1, rows.shape[1]), op=nl.add)
+    return position
+
+
+def row_numbers(batch, window):
+    """0, 1, ..., T - 1 on each of B partitions, int32."""
+    rows = nl.ndarray((batch, window), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.iota(dst=rows, pattern=[[1, window]], offset=0, channel_multiplier=0)
+    return rows
 
 
 def divide(numerator, divisor):
@@ -57,80 +100,124 @@ def divide(numerator, divisor):
     return quotient, remainder
 
 
-def kept_rows(seq_lens, num_accepted, path, max_length, ring_slots):
+def kept_rows(num_accepted, path, outside):
     """Flags [B, T] fp32: 1 where entry t of the path is a row to keep, 0 everywhere else.
 
-    A sequence with bad values (a length out of range, a path that does not start at 0 and rise) keeps nothing.
+    A sequence with bad values keeps nothing: more rows than the window has, a path that does not start at 0 and rise,
+    a kept row that has no slot.
 
     Args:
-        seq_lens, num_accepted: [B, 1] int32 tiles.
+        num_accepted: [B, 1] int32 tile.
         path: [B, T] int32 tile.
-        max_length: the positions that a sequence has room for.
-        ring_slots: slots of a ring, whose later rows push out the earlier ones; 0 where there is no ring.
+        outside: [B, T] fp32 tile, above 0 where entry t has no slot to go to; overwritten.
     """
     batch, window = path.shape
-    row = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
-    kept = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     accepted = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.iota(dst=row, pattern=[[1, window]], offset=0, channel_multiplier=0)
+    kept = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=accepted, src=num_accepted)
-    nisa.tensor_scalar(dst=kept, data=row, op0=nl.less_equal, operand0=accepted)
+    nisa.tensor_scalar(dst=kept, data=row_numbers(batch, window), op0=nl.less_equal, operand0=accepted)
 
-    # Good lengths: accepted < T, seq_lens >= 0, seq_lens + accepted + 1 <= max_length.
-    good = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
-    flag = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=good, data=accepted, op0=nl.less, operand0=float(window))
-    nisa.tensor_scalar(dst=flag, data=seq_lens, op0=nl.greater_equal, operand0=0.0)
-    nisa.tensor_tensor(dst=good, data1=good, data2=flag, op=nl.multiply)
-    nisa.tensor_scalar(dst=flag, data=seq_lens, op0=nl.add, operand0=accepted, op1=nl.less, operand1=float(max_length))
-    nisa.tensor_tensor(dst=good, data1=good, data2=flag, op=nl.multiply)
-
-    # A good path: starts at 0, rises by at least 1 to each kept entry, stays below T.
-    wrong = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=wrong, data=path, op0=nl.greater_equal, operand0=float(window))
-    nisa.tensor_scalar(dst=flag, data=path[:, 0:1], op0=nl.equal, operand0=0.0)
-    nisa.tensor_tensor(dst=good, data1=good, data2=flag, op=nl.multiply)
+    # Row 0 first: path[:, 0] == 0; then rises; then stays below T; and num_accepted < T.
+    wrong = outside
+    past = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=past, data=path, op0=nl.greater_equal, operand0=float(window))
+    nisa.tensor_tensor(dst=wrong, data1=wrong, data2=past, op=nl.add)
     if window > 1:
         falls = nl.ndarray((batch, window - 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=falls, data1=path[:, 1:window], data2=path[:, 0 : window - 1], op=nl.less_equal)
         nisa.tensor_tensor(dst=wrong[:, 1:window], data1=wrong[:, 1:window], data2=falls, op=nl.add)
-    drop_wrong(good, kept, wrong)
+    first = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=first, data=path[:, 0:1], op0=nl.not_equal, operand0=0.0)
+    nisa.tensor_tensor(dst=wrong[:, 0:1], data1=wrong[:, 0:1], data2=first, op=nl.add)
+    nisa.tensor_scalar(dst=first, data=accepted, op0=nl.greater_equal, operand0=float(window))
+    nisa.tensor_tensor(dst=wrong[:, 0:1], data1=wrong[:, 0:1], data2=first, op=nl.add)
 
-    if ring_slots > 0 and ring_slots < window:
-        # Row t gives way to row t + ring_slots if that is kept too: two rows must never go to one slot.
-        last = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=accepted, data=accepted, op0=nl.subtract, operand0=float(ring_slots))
-        nisa.tensor_scalar(dst=last, data=row, op0=nl.greater, operand0=accepted)
-        nisa.tensor_tensor(dst=kept, data1=kept, data2=last, op=nl.multiply)
+    # One wrong kept row spoils its sequence.
+    nisa.tensor_tensor(dst=wrong, data1=wrong, data2=kept, op=nl.multiply)
+    nisa.tensor_reduce(dst=first, op=nl.add, data=wrong, axis=1)
+    nisa.tensor_scalar(dst=first, data=first, op0=nl.equal, operand0=0.0)
+    nisa.tensor_scalar(dst=kept, data=kept, op0=nl.multiply, operand0=first)
     return kept
 
 
-def drop_wrong(good, kept, wrong):
-    """Clears `kept` [B, T] of each sequence with `good` [B, 1] unset, or with a kept row flagged in `wrong` [B, T]."""
-    batch = good.shape[0]
-    count = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=wrong, data1=wrong, data2=kept, op=nl.multiply)
-    nisa.tensor_reduce(dst=count, op=nl.add, data=wrong, axis=1)
-    nisa.tensor_scalar(dst=count, data=count, op0=nl.equal, operand0=0.0)
-    nisa.tensor_tensor(dst=good, data1=good, data2=count, op=nl.multiply)
-    nisa.tensor_scalar(dst=kept, data=kept, op0=nl.multiply, operand0=good)
+def last_rows(kept, num_accepted, slots):
+    """Of more kept rows [B, T] than a ring has slots, only the last: two rows must never go to one slot."""
+    batch, window = kept.shape
+    if window <= slots:
+        return kept
+    oldest = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
+    recent = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=oldest, data=num_accepted, op0=nl.subtract, operand0=float(slots))
+    nisa.tensor_scalar(dst=recent, data=row_numbers(batch, window), op0=nl.greater, operand0=oldest)
+    nisa.tensor_tensor(dst=recent, data1=recent, data2=kept, op=nl.multiply)
+    return recent
 
 
-def block_of(position, block_table, num_blocks, block_size, kept):
-    """Block id and offset inside it of positions [B, T]; clears `kept` where a needed table entry is no block.
+def num_slots(cache, cache_layout, block_table):
+    """Positions that a sequence has room for: S, or M * P."""
+    if cache_layout == "BHDS":
+        return cache.shape[3]
+    if cache_layout == "NHPD":
+        return block_table.shape[1] * cache.shape[2]
+    if cache_layout == "NPHD":
+        return block_table.shape[1] * cache.shape[1]
+    return cache.shape[2]
 
-    Only the entries that a window can touch are read, one descriptor a sequence.
+
+def locate(position, cache, cache_layout, block_table, ring):
+    """Where positions [B, T] of each sequence are stored.
+
+    Returns:
+        index: [B, T] int32, the row of the cache that holds the token's first head, without the share of the sequence
+            (unless paged) and of the head.
+        outside: [B, T] fp32, above 0 where there is no such row: the position is not in the cache or not in a block.
+    """
+    slots = num_slots(cache, cache_layout, block_table)
+    outside = nl.ndarray(position.shape, dtype=nl.float32, buffer=nl.sbuf)
+    limit = MAX_POSITION if ring else slots
+    nisa.tensor_scalar(dst=outside, data=position, op0=nl.greater_equal, operand0=float(limit))
+    flag(outside, position, nl.less, 0.0)
+    if ring:
+        _, position = divide(position, slots)
+    if cache_layout == "BHSD" or cache_layout == "BHDS":
+        return position, outside
+
+    # A ring's window may wrap to the first blocks, so all of its few table entries are read.
+    window = position.shape[1]
+    entries = block_table.shape[1]
+    block_size = slots // entries
+    touched = entries if ring else min(entries, (window + block_size - 2) // block_size + 1)
+    block, offset = block_of(position, block_table, block_size, touched)
+    flag(outside, block, nl.less, 0.0)
+    flag(outside, block, nl.greater_equal, float(cache.shape[0]))
+
+    rows_per_block = cache.size // cache.shape[0] // row_size(cache, cache_layout)
+    index = nl.ndarray(position.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=index, data1=block, data2=constant(position.shape, rows_per_block), op=nl.multiply)
+    nisa.tensor_tensor(dst=index, data1=index, data2=offset, op=nl.add)
+    return index, outside
+
+
+def flag(flags, data, op, operand):
+    """flags += data op operand, both [B, T]."""
+    nisa.scalar_tensor_tensor(dst=flags, data=data, op0=op, operand0=operand, op1=nl.add, operand1=flags)
+
+
+def block_of(position, block_table, block_size, touched):
+    """Block id and offset inside it, [B, T] int32, of positions of which the first of each sequence is the lowest.
+
+    Only `touched` entries of each sequence's table are read, in one descriptor. A position outside them looks up some
+    entry of its own sequence.
     """
     batch, window = position.shape
     entries = block_table.shape[1]
-    touched = min(entries, (window + block_size - 2) // block_size + 1)
-    index, offset = divide(position, block_size)
+    entry, offset = divide(position, block_size)
 
-    # Reading `touched` entries from the first position's, but never past the end of the sequence's table.
+    # From the first position's entry on, but never past the end of the sequence's table.
     first = nl.ndarray((batch, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=first,
-        data=index[:, 0:1],
+        data=entry[:, 0:1],
         op0=nl.minimum,
         operand0=float(entries - touched),
         op1=nl.maximum,
@@ -147,48 +234,87 @@ def block_of(position, block_table, num_blocks, block_size, kept):
         ),
     )
 
-    # Rows that are not kept may lie past the table: they look up some entry of their own, whose block is not used.
     lookup = nl.ndarray((batch, window), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=lookup, data1=index, data2=first.broadcast(1, window), op=nl.subtract)
+    nisa.tensor_tensor(dst=lookup, data1=entry, data2=first.broadcast(1, window), op=nl.subtract)
     chosen = nl.ndarray((batch, window), dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=chosen, data=lookup, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=float(touched - 1)
     )
     block = nl.ndarray((batch, window), dtype=nl.int32, buffer=nl.sbuf)
     nisa.nc_n_gather(dst=block, data=table, indices=chosen)
-
-    wrong = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
-    past = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
-    good = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.memset(dst=good, value=1.0)
-    nisa.tensor_scalar(dst=wrong, data=block, op0=nl.less, operand0=0.0)
-    nisa.tensor_scalar(dst=past, data=block, op0=nl.greater_equal, operand0=float(num_blocks))
-    nisa.tensor_tensor(dst=wrong, data1=wrong, data2=past, op=nl.add)
-    drop_wrong(good, kept, wrong)
     return block, offset
 
 
-def row_indices(token_index, kept, groups, group_stride, sequence_stride, num_rows):
-    """Index [B, groups, T] int32 of each row to move; `num_rows`, one past the last row, where it is not kept.
+def row_groups(heads, cache_layout):
+    """Rows of a token: one a head, or one for all where they are contiguous."""
+    return 1 if cache_layout == "NPHD" else heads
+
+
+def row_size(cache, cache_layout):
+    """Elements from one row to the next.
+
+    A transposed key is a column: its elements lie S apart, so its "rows" start one element apart and a descriptor
+    moves one element. Moving whole [D, T] windows instead would have to read T columns and write the rejected ones
+    back, and would not fit at the end of the cache.
+    """
+    if cache_layout == "BHDS":
+        return 1
+    if cache_layout == "NPHD":
+        return cache.shape[2] * cache.shape[3]
+    return cache.shape[3]
+
+
+def cache_rows(cache, cache_layout, head_dim):
+    """A cache as (view [rows, row size], elements from head to head and from element to element inside a row)."""
+    size = row_size(cache, cache_layout)
+    return cache.reshape((cache.size // size, size)), head_dim, cache.shape[3] if cache_layout == "BHDS" else 1
+
+
+def window_rows(window):
+    """A window [B, Hkv, T, D] in the same terms."""
+    batch, heads, rows, head_dim = window.shape
+    return window.reshape((batch * heads * rows, head_dim)), rows * head_dim, 1
+
+
+def window_row_indices(path, move, heads, groups):
+    """`row_indices` of window rows path[b, t]."""
+    batch, rows = path.shape
+    return row_indices(path, move, groups, rows, heads * rows, batch * heads * rows)
+
+
+def cache_row_indices(index, move, cache, cache_layout, heads):
+    """`row_indices` of the cache rows that `locate` found."""
+    rows = cache.size // row_size(cache, cache_layout)
+    groups = row_groups(heads, cache_layout)
+    if cache_layout == "NHPD":
+        return row_indices(index, move, groups, cache.shape[2], 0, rows)
+    if cache_layout == "NPHD":
+        return row_indices(index, move, groups, 0, 0, rows)
+    sequence_stride = rows // cache.shape[0]
+    return row_indices(index, move, groups, sequence_stride // heads, sequence_stride, rows)
+
+
+def row_indices(index, move, groups, group_stride, sequence_stride, num_rows):
+    """[B, groups, T] int32: each row to move; `num_rows`, one past the last row, where it is not to move.
 
     An index out of range makes an indirect DMA with oob_mode.skip leave that row alone.
 
     Args:
-        token_index: [B, T] int32 tile, index of a token's first row, less its sequence's share.
-        kept: [B, T] fp32 flags.
+        index: [B, T] int32, a token's first row, without the share of its sequence.
+        move: [B, T] fp32 flags.
         group_stride, sequence_stride: rows from one head to the next, from one sequence to the next.
-        num_rows: rows of the HBM tensor being indexed.
+        num_rows: rows of the tensor being indexed.
     """
-    batch, window = token_index.shape
+    batch, window = index.shape
     row = nl.ndarray((batch, groups, window), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=row, pattern=[[group_stride, groups], [0, window]], offset=0, channel_multiplier=sequence_stride)
-    nisa.tensor_tensor(dst=row, data1=row, data2=token_index.expand_dim(1).broadcast(1, groups), op=nl.add)
+    nisa.tensor_tensor(dst=row, data1=row, data2=index.expand_dim(1).broadcast(1, groups), op=nl.add)
 
-    move = nl.ndarray((batch, groups, window), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=move, src=kept.expand_dim(1).broadcast(1, groups))
-    index = constant((batch, groups, window), num_rows)
-    nisa.tensor_copy_predicated(dst=index, src=row, predicate=move)
-    return index
+    moves = nl.ndarray((batch, groups, window), dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=moves, src=move.expand_dim(1).broadcast(1, groups))
+    result = constant((batch, groups, window), num_rows)
+    nisa.tensor_copy_predicated(dst=result, src=row, predicate=moves)
+    return result
 
 
 def row_tiles(batch, groups, window):
@@ -199,7 +325,7 @@ def row_tiles(batch, groups, window):
         for sequence in range(0, batch, step):
             tiles.append((sequence, min(step, batch - sequence), 0, groups))
     else:
-        step = max(1, nl.tile_size.pmax // window)
+        step = nl.tile_size.pmax // window
         for sequence in range(batch):
             for group in range(0, groups, step):
                 tiles.append((sequence, 1, group, min(step, groups - group)))
@@ -209,7 +335,37 @@ def row_tiles(batch, groups, window):
 def on_partitions(index, tile):
     """The rows of one tile of `index` [B, groups, T] as [rows, 1], a row a partition, as indirect DMAs want them."""
     sequence, sequences, group, groups = tile
-    rows = sequences * groups * index.shape[2]
-    column = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
+    column = nl.ndarray((sequences * groups * index.shape[2], 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=column, src=index[sequence : sequence + sequences, group : group + groups, :])
     return column
+
+
+def staging(num_moves, count, row_heads, head_dim, dtype):
+    """Buffers [count, row_heads, D] of zeros, for rows on their way: what is not gathered stays zero."""
+    buffers = []
+    for _ in range(min(NUM_BUFFERS, num_moves)):
+        buffer = nl.ndarray((count, row_heads, head_dim), dtype=dtype, buffer=nl.sbuf)
+        nisa.memset(dst=buffer, value=0.0, engine=nisa.engine.vector)
+        buffers.append(buffer)
+    return buffers
+
+
+def gather(buffer, rows, index):
+    """buffer [count, row_heads, D] = the rows at `index` [count, 1]; unchanged where that is out of range."""
+    nisa.dma_copy(dst=buffer, src=at_rows(rows, index, buffer.shape), oob_mode=nisa.oob_mode.skip)
+
+
+def scatter(rows, index, buffer):
+    """The rows at `index` [count, 1] = buffer [count, row_heads, D]; an index out of range writes nothing."""
+    nisa.dma_copy(dst=at_rows(rows, index, buffer.shape), src=buffer, oob_mode=nisa.oob_mode.skip)
+
+
+def at_rows(rows, index, shape):
+    """`rows`, as cache_rows and window_rows describe them, seen through an index a partition."""
+    tensor, head_stride, element_stride = rows
+    count, row_heads, head_dim = shape
+    return tensor.ap(
+        pattern=[[tensor.shape[1], count], [head_stride, row_heads], [element_stride, head_dim]],
+        vector_offset=index,
+        indirect_dim=0,
+    )

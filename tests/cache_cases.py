@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 from hypothesis import strategies as st
 
-from draft_verify.reference.cache import PAGED
+from draft_verify.reference.cache import PAGED, key_at, num_slots
 
 # The kernels' own executor; DRAFT_VERIFY_TEST_BACKEND=simulator runs the same tests on an installed `nki`.
 BACKEND = os.environ.get("DRAFT_VERIFY_TEST_BACKEND", "emulator")
@@ -33,6 +33,16 @@ class Case:
     cache_layout: str
     ring: bool
     scales: dict
+    whole_block_table: np.ndarray | None = None
+
+    @property
+    def num_slots(self) -> int:
+        return num_slots(self.value_caches[0], self.cache_layout, self.block_table)
+
+    def token(self, caches: tuple, sequence: int, position: int) -> list[bytes]:
+        """What one position holds in each layer's keys."""
+        place = {"cache_layout": self.cache_layout, "block_table": self.block_table, "ring": self.ring}
+        return [key_at(cache, sequence, int(position), **place).tobytes() for cache in caches]
 
     @property
     def options(self) -> dict:
@@ -95,6 +105,7 @@ def make_case(
     path = random_path(rng, num_accepted, rows) if tree else None
     keys = tuple(random_array(rng, (batch, heads, rows, head_dim), dtype) for _ in range(layers))
     values = tuple(random_array(rng, (batch, heads, rows, head_dim), dtype) for _ in range(layers))
+    whole_block_table = None if block_table is None else block_table.copy()
     for b, accepted in enumerate(num_accepted):
         kept = range(accepted + 1) if path is None else path[b, : accepted + 1]
         rejected = np.setdiff1d(np.arange(rows), kept)
@@ -120,11 +131,12 @@ def make_case(
         cache_layout,
         ring,
         scales,
+        whole_block_table,
     )
 
 
 @st.composite
-def cases(draw) -> Case:
+def cases(draw, ring: bool | None = None) -> Case:
     return make_case(
         draw(st.integers(0, 2**32 - 1)),
         batch=draw(st.sampled_from([1, 2, 3, 5])),
@@ -137,7 +149,7 @@ def cases(draw) -> Case:
         fp8=draw(st.booleans()),
         cache_layout=draw(st.sampled_from(["BHSD", "BHDS", "NHPD", "NPHD"])),
         block_size=draw(st.sampled_from([1, 4, 6, 16])),
-        ring=draw(st.booleans()),
+        ring=draw(st.booleans()) if ring is None else ring,
         tree=draw(st.booleans()),
     )
 

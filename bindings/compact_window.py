@@ -1,0 +1,87 @@
+"""compact_window: for engines that write the whole window into the cache before it is verified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draft_verify import checks
+from draft_verify.arrays import public
+from draft_verify.backends import launch
+from draft_verify.caches import as_layers, full_like_lengths, written
+from draft_verify.reference.compact_window import compact_window as reference
+
+
+@public
+def compact_window(
+    key_cache: Any,
+    value_cache: Any,
+    seq_lens: Any,
+    path: Any,
+    num_accepted: Any,
+    *,
+    draft_lens: Any = None,
+    block_table: Any = None,
+    cache_layout: str = "BHSD",
+    scrub: bool = False,
+    backend: str = "auto",
+    lnc: int | None = None,
+) -> tuple[Any, Any]:
+    """Moves the accepted rows of a window, written to slots seq_lens.. before it was verified, to be contiguous.
+
+    What position seq_lens[b] + path[b, j] holds goes to seq_lens[b] + j, j = 0..num_accepted[b], in place; source and
+    destination may overlap. A chain's accepted rows are contiguous already: only a tree needs it.
+
+    Args:
+        key_cache, value_cache: any float dtype, fp8 included (moved as bits), one array or a tuple with one a layer:
+            "BHSD" [B, Hkv, S, D]; "BHDS" the same with keys [B, Hkv, D, S]; "NHPD" [N, Hkv, P, D] and "NPHD"
+            [N, P, Hkv, D] blocks of P tokens.
+        seq_lens: [B] int32, tokens in the cache before the step.
+        path: [B, T] int32, the window rows kept, starting with 0 and rising (`Acceptance.path`); T <= 128.
+        num_accepted: [B] int32, 0..T-1; -1 is an empty slot, which is left alone.
+        draft_lens: [B] int32, the last window row written, 0..T-1 (`scrub` goes no further); default T - 1.
+        block_table: [B, M] int32 ids of each sequence's blocks.
+        cache_layout: see above.
+        scrub: also set the rejected positions, up to seq_lens + draft_lens, to zero.
+        backend, lnc: see the package.
+
+    Returns:
+        (key_cache, value_cache), the same memory as came in.
+
+    Raises:
+        ValueError: a shape, dtype or value that does not fit; nothing is written then. On a device, a sequence with
+            bad values is left alone like an empty slot.
+    """
+    key_caches, value_caches = as_layers(key_cache, value_cache)
+    checks.compact_window(key_caches, value_caches, seq_lens, path, num_accepted, draft_lens, block_table, cache_layout)
+    if backend == "reference":
+        reference(
+            key_caches,
+            value_caches,
+            seq_lens,
+            path,
+            num_accepted,
+            draft_lens=draft_lens,
+            block_table=block_table,
+            cache_layout=cache_layout,
+            scrub=scrub,
+        )
+    else:
+        if draft_lens is None:
+            draft_lens = full_like_lengths(seq_lens, path.shape[1] - 1)
+        outputs = launch(
+            "compact_window",
+            key_caches,
+            value_caches,
+            seq_lens,
+            path,
+            num_accepted,
+            draft_lens,
+            block_table,
+            cache_layout,
+            scrub,
+            backend=backend,
+            lnc=lnc,
+        )
+        key_caches, value_caches = written(key_caches, outputs), written(value_caches, outputs[len(key_caches) :])
+    layered = isinstance(key_cache, tuple | list)
+    return (key_caches, value_caches) if layered else (key_caches[0], value_caches[0])

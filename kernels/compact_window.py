@@ -1,0 +1,127 @@
+"""compact_window: a window that was written before it was verified, its accepted rows moved to be contiguous."""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import nki.typing as nt
+
+from .cache_rows import (
+    add_lengths,
+    cache_row_indices,
+    cache_rows,
+    gather,
+    in_order,
+    kept_rows,
+    load_lengths,
+    load_path,
+    locate,
+    my_moves,
+    on_partitions,
+    row_groups,
+    row_numbers,
+    row_tiles,
+    scatter,
+    staging,
+)
+
+
+@nki.jit
+def compact_window(
+    key_caches: nt.mutable_tensor,
+    value_caches: nt.mutable_tensor,
+    seq_lens,
+    path,
+    num_accepted,
+    draft_lens,
+    block_table,
+    cache_layout,
+    scrub,
+):
+    """Moves positions seq_lens[b] + path[b, j] of the caches to seq_lens[b] + j, j = 0..num_accepted[b], in place.
+
+    Safe where source and destination overlap, in any order that a scheduler may choose: all rows of a sequence and
+    head are in one tile, whose scatter needs the whole of what its gather brought to SBUF, and tiles share no row.
+    Rows that stay where they are cost nothing.
+
+    Args:
+        key_caches, value_caches: a tuple with one HBM tensor a layer, in `cache_layout`; any dtype, moved as bits.
+        seq_lens, num_accepted: [B] int32.
+        path: [B, T] int32, the window rows kept.
+        draft_lens: [B] int32, the last window row that was written; used by scrub only.
+        block_table: [B, M] int32 for "NHPD" and "NPHD", else None.
+        cache_layout: "BHSD", "BHDS", "NHPD" or "NPHD".
+        scrub: also writes zeros to positions seq_lens + num_accepted + 1 .. seq_lens + draft_lens.
+
+    Returns:
+        key_caches then value_caches, as one flat tuple.
+    """
+    heads = value_caches[0].shape[2] if cache_layout == "NPHD" else value_caches[0].shape[1]
+    head_dim = value_caches[0].shape[3]
+    key_moves = my_moves(key_caches, key_caches, None, 0)
+    value_moves = my_moves(value_caches, value_caches, None, 1)
+    lengths = (seq_lens, path, num_accepted, draft_lens, block_table)
+    if cache_layout == "BHDS":
+        compact(key_moves, lengths, heads, head_dim, "BHDS", scrub)
+        compact(value_moves, lengths, heads, head_dim, "BHSD", scrub)
+    else:
+        key_moves.extend(value_moves)
+        compact(key_moves, lengths, heads, head_dim, cache_layout, scrub)
+    return in_order(key_caches, value_caches)
+
+
+def compact(moves, lengths, heads, head_dim, cache_layout, scrub):
+    """Compacts each cache in `moves`, all of one shape."""
+    if len(moves) == 0:
+        return
+    cache, _, _, _ = moves[0]
+    seq_lens, path, num_accepted, draft_lens, block_table = lengths
+    batch, window = path.shape
+    groups = row_groups(heads, cache_layout)
+
+    seq_len = load_lengths(seq_lens)
+    accepted = load_lengths(num_accepted)
+    paths = load_path(path)
+    rows = row_numbers(batch, window)
+    source_slot, wrong = locate(add_lengths(seq_len, paths), cache, cache_layout, block_table, False)
+    target_slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, False)
+    nisa.tensor_tensor(dst=wrong, data1=wrong, data2=outside, op=nl.add)
+    kept = kept_rows(accepted, paths, wrong)
+
+    moved = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=moved, data1=paths, data2=rows, op=nl.not_equal)
+    nisa.tensor_tensor(dst=moved, data1=moved, data2=kept, op=nl.multiply)
+    written = moved
+    if scrub:
+        written = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
+        rejected = rejected_rows(rows, accepted, load_lengths(draft_lens), kept, outside)
+        nisa.tensor_tensor(dst=written, data1=moved, data2=rejected, op=nl.add)
+    sources = cache_row_indices(source_slot, moved, cache, cache_layout, heads)
+    targets = cache_row_indices(target_slot, written, cache, cache_layout, heads)
+
+    for tile in row_tiles(batch, groups, window):
+        source = on_partitions(sources, tile)
+        target = on_partitions(targets, tile)
+        buffers = staging(len(moves), source.shape[0], heads // groups, head_dim, cache.dtype)
+        for turn in range(len(moves)):
+            cache, _, _, _ = moves[turn]
+            buffer = buffers[turn % len(buffers)]
+            gather(buffer, cache_rows(cache, cache_layout, head_dim), source)
+            # A rejected row has no source, so what its buffer holds, and what scrubs its slot, is zero.
+            scatter(cache_rows(cache, cache_layout, head_dim), target, buffer)
+
+
+def rejected_rows(rows, num_accepted, draft_lens, kept, outside):
+    """Flags [B, T] fp32 of the rows num_accepted + 1 .. draft_lens that have a slot, in sequences that keep row 0."""
+    shape = rows.shape
+    rejected = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    inside = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    bound = nl.ndarray((shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    last = nl.ndarray((shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=bound, src=num_accepted)
+    nisa.tensor_copy(dst=last, src=draft_lens)
+    nisa.tensor_scalar(dst=rejected, data=rows, op0=nl.greater, operand0=bound, op1=nl.multiply, operand1=kept[:, 0:1])
+    nisa.tensor_scalar(dst=inside, data=rows, op0=nl.less_equal, operand0=last)
+    nisa.tensor_tensor(dst=rejected, data1=rejected, data2=inside, op=nl.multiply)
+    nisa.tensor_scalar(dst=inside, data=outside, op0=nl.equal, operand0=0.0)
+    nisa.tensor_tensor(dst=rejected, data1=rejected, data2=inside, op=nl.multiply)
+    return rejected
