@@ -1,0 +1,22 @@
+"""Optional arguments as the arrays a kernel takes: one value a sequence, of the caller's own kind of array."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from draft_verify.arrays import is_torch
+
+
+def per_sequence(value: Any, default: float, batch: int, dtype: str, like: Any) -> Any:
+    """`value` as [B] of `dtype`: None is the default, a number holds for all, an array stays as it is.
+
+    `like` is an array of the kind (and on the device) that the result should be.
+    """
+    if value is not None and getattr(value, "ndim", 0) > 0:
+        return value
+    if is_torch(like):
+        return like.new_full((batch,), default if value is None else value, dtype=getattr(sys.modules["torch"], dtype))
+    return np.full(batch, default if value is None else value, dtype)

@@ -1,0 +1,114 @@
+"""rejection_sampling: drafts kept so that every emitted token follows the target's law."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draft_verify import checks
+from draft_verify.arrays import public
+from draft_verify.backends import launch
+from draft_verify.parameters import per_sequence
+from draft_verify.reference.acceptance import Acceptance
+from draft_verify.reference.rejection_sampling import rejection_sampling as reference
+
+
+@public
+def rejection_sampling(
+    draft_tokens: Any,
+    target_logits: Any,
+    uniforms: Any,
+    *,
+    draft_logits: Any = None,
+    draft_probs: Any = None,
+    draft_lens: Any = None,
+    temperature: Any = None,
+    top_k: Any = None,
+    top_p: Any = None,
+    min_p: Any = None,
+    rule: str = "token",
+    vocab_size: int | None = None,
+    backend: str = "auto",
+    lnc: int | None = None,
+) -> Acceptance:
+    """The longest prefix of drafts that leaves the target's distribution exactly as it is, and one token after it.
+
+    Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318.
+
+    Args:
+        draft_tokens: [B, K] int32; -1, or any id outside the vocabulary, stops the sequence there.
+        target_logits: [B, T, V] fp32 or bf16, T = K + 1 <= 128; row i follows draft i.
+        uniforms: [B, T + 1] fp32 in (0, 1): K accept tests, then two for the last token (`uniforms_for`).
+        draft_logits: [B, K, V] fp32 or bf16, raw, processed like their target row; or
+        draft_probs: [B, K, V] fp32 or bf16, the laws the drafts were drawn from, as they are; with neither, a draft
+            has no law of its own (greedy drafts, prompt lookup).
+        draft_lens: [B] int32, drafts of each sequence, 0..K, -1 an empty slot; default K.
+        temperature: number or [B] fp32, 0 greedy; default 1.
+        top_k, top_p, min_p: number or [B]; 0 or -1, 1 and 0 are off, the default.
+        rule: "token".
+        vocab_size: columns that count; default V.
+        backend, lnc: see the package.
+
+    Returns:
+        Acceptance.
+
+    Raises:
+        ValueError: a shape, dtype or value that does not fit. On a device, a sequence with bad values becomes an
+            empty slot with `invalid` set.
+    """
+    batch, rows, vocab_size = checks.rejection_sampling(
+        draft_tokens,
+        target_logits,
+        uniforms,
+        draft_logits,
+        draft_probs,
+        draft_lens,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        rule,
+        vocab_size,
+    )
+    draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
+    temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
+    top_k, top_p, min_p = (
+        None if value is None else per_sequence(value, 0, batch, dtype, draft_tokens)
+        for value, dtype in ((top_k, "int32"), (top_p, "float32"), (min_p, "float32"))
+    )
+    if backend == "reference":
+        return reference(
+            draft_tokens,
+            target_logits,
+            uniforms,
+            draft_logits=draft_logits,
+            draft_probs=draft_probs,
+            draft_lens=draft_lens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            rule=rule,
+            vocab_size=vocab_size,
+        )
+    if draft_logits is not None:
+        draft_law, draft_kind = draft_logits, "logits"
+    elif draft_probs is not None:
+        draft_law, draft_kind = draft_probs, "probs"
+    else:
+        draft_law, draft_kind = None, "one_hot"
+    if rows == 1:
+        draft_tokens, draft_law, draft_kind = None, None, "one_hot"
+    tokens, num_accepted, path, invalid = launch(
+        "rejection_sampling",
+        draft_tokens,
+        target_logits,
+        uniforms,
+        draft_law,
+        draft_lens,
+        temperature,
+        draft_kind,
+        vocab_size,
+        backend=backend,
+        lnc=lnc,
+    )
+    return Acceptance(tokens, num_accepted, path, invalid != 0)

@@ -1,0 +1,106 @@
+"""The draw of one id a sequence from masses on the chip: first its group, then the id inside it."""
+
+import nki.isa as nisa
+import nki.language as nl
+
+from .vocabulary import (
+    NUM_GROUPS,
+    floats,
+    group_size,
+    tensor_scalar,
+    transpose,
+)
+
+PSUM_COLUMNS = 512  # fp32 values of a bank, the most one matmul writes
+BELOW_ONE = 1.0 - 2.0**-23  # times a total: the largest usable target of an inverse CDF, below every fp32 total
+
+
+def draw(residual_masses, target_masses, residual_groups, target_groups, residual, uniforms, first, vocab_size):
+    """[B, 1]: one id a sequence, first its group, then the id inside it.
+
+    Args:
+        residual_masses, target_masses: [128, B, width] fp32, the masses of the ids; the first counts where `residual`
+            [1, B] is set and it is not zero everywhere (only rounding can make it so), else the second.
+        residual_groups, target_groups: [B, 128], their sums over the lanes.
+        uniforms: [B, T + 1], the last two columns count.
+    """
+    _, count, _ = target_masses.shape
+    size = group_size(vocab_size)
+    last_column = uniforms.shape[1]
+    uniform = floats((count, 2))
+    nisa.dma_copy(dst=uniform, src=uniforms[first : first + count, last_column - 2 : last_column])
+
+    total = floats((count, 1))
+    nisa.tensor_reduce(dst=total, op=nl.add, data=residual_groups, axis=1)
+    use_residual = tensor_scalar(total, nl.greater, 0.0, nl.multiply, transpose(residual))
+    use_target = tensor_scalar(use_residual, nl.multiply, -1.0, nl.add, 1.0)
+    groups = tensor_scalar(residual_groups, nl.multiply, use_residual)
+    nisa.scalar_tensor_tensor(
+        dst=groups, data=target_groups, op0=nl.multiply, operand0=use_target, op1=nl.add, operand1=groups
+    )
+    group = inverse_cdf(groups, uniform[:, 0:1])
+
+    # The chosen group's masses of every sequence, [B, size]: a product with one-hot columns, column b of the b-th
+    # factor picking from sequence b's tile. Exact if the fp32 Tensor engine multiplies by 1 exactly; if not
+    # (UNVERIFIED), still within its rounding, and zero stays zero.
+    numbers = floats((count, NUM_GROUPS))
+    nisa.iota(dst=numbers, pattern=[[1, NUM_GROUPS]], offset=0, channel_multiplier=0)
+    pickers = []
+    for use in (use_residual, use_target):
+        chosen = transpose(tensor_scalar(numbers, nl.equal, group, nl.multiply, use))
+        picker = floats((NUM_GROUPS, count, count))
+        nisa.memset(dst=picker, value=0.0)
+        nisa.tensor_copy(dst=picker.ap(pattern=[[count * count, NUM_GROUPS], [count + 1, count]], offset=0), src=chosen)
+        pickers.append(picker)
+    masses = floats((count, size))
+    for start in range(0, size, PSUM_COLUMNS):
+        stop = min(start + PSUM_COLUMNS, size)
+        picked = nl.ndarray((count, stop - start), dtype=nl.float32, buffer=nl.psum)
+        for sequence in range(count):
+            for law in range(2):
+                source = residual_masses if law == 0 else target_masses
+                nisa.nc_matmul(
+                    dst=picked,
+                    stationary=pickers[law][:, sequence],
+                    moving=source[:, sequence, start:stop],
+                    accumulate=sequence + law > 0,
+                )
+        nisa.tensor_copy(dst=masses[:, start:stop], src=picked)
+
+    column = inverse_cdf(masses, uniform[:, 1:2])
+    token = floats((count, 1))
+    nisa.scalar_tensor_tensor(dst=token, data=group, op0=nl.multiply, operand0=float(size), op1=nl.add, operand1=column)
+    return token
+
+
+def inverse_cdf(masses, uniform):
+    """The first index whose cumulative mass exceeds uniform times the total, so never one of zero mass.
+
+    Args:
+        masses: [n, m] fp32, SBUF; not negative, some positive in each row. Overwritten.
+        uniform: [n, 1] fp32 in [0, 1).
+
+    Returns:
+        [n, 1] fp32.
+    """
+    count, columns = masses.shape
+    target = floats((count, 1))
+    index = floats((count, 1))
+    # max(mass + sum so far, mass) is the sum: the second operand costs no tile of ones or zeros.
+    nisa.tensor_tensor_scan(dst=masses, data0=masses, data1=masses, initial=0.0, op0=nl.add, op1=nl.maximum)
+    total = masses[:, columns - 1 : columns]
+    nisa.tensor_tensor(dst=target, data1=total, data2=uniform, op=nl.multiply)
+    # u * total may round up to the total itself, which no cumulative mass exceeds.
+    nisa.scalar_tensor_tensor(
+        dst=target, data=total, op0=nl.multiply, operand0=BELOW_ONE, op1=nl.minimum, operand1=target
+    )
+    nisa.tensor_scalar_reduce(
+        dst=masses,
+        data=masses,
+        op0=nl.less_equal,
+        operand0=target,
+        reduce_op=nl.add,
+        reduce_res=index,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+    return index

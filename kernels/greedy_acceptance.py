@@ -1,0 +1,93 @@
+"""greedy_acceptance: drafts kept while they are the target's own first choice, on the device."""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from .chain import (
+    allocate_outputs,
+    at_row,
+    leading_count,
+    load_sequences,
+    load_tokens,
+    over_rows,
+    proposed,
+    row_index,
+    row_numbers,
+    sequence_chunks,
+    store_chain,
+    to_rows,
+    usable,
+)
+from .statistics import best_of_sequence, combine_lanes, first_of_largest, lane_statistics, load_finite_row
+from .vocabulary import (
+    NUM_GROUPS,
+    first_ids,
+    floats,
+    tensor_scalar,
+    tensor_tensor,
+    transpose,
+)
+
+
+@nki.jit
+def greedy_acceptance(draft_tokens, target_logits, draft_lens, vocab_size):
+    """The drafts that equal the target's argmax (the lowest id among equals), up to the first that does not.
+
+    Args:
+        draft_tokens: [B, K] int32; None where K is 0.
+        target_logits: [B, T, V] fp32 or bf16, T = K + 1.
+        draft_lens: [B] int32, -1 an empty slot.
+        vocab_size: columns of V that count.
+
+    Returns:
+        tokens [B, T], num_accepted [B], path [B, T], invalid [B], all int32.
+    """
+    batch, rows, _ = target_logits.shape
+    outputs = allocate_outputs(batch, rows)
+    for first, count in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        verify_chunk(outputs, first, count, draft_tokens, target_logits, draft_lens, vocab_size)
+    return outputs
+
+
+def verify_chunk(outputs, first, count, draft_tokens, target_logits, draft_lens, vocab_size):
+    _, rows, _ = target_logits.shape
+    num_rows = count * rows
+    partition_ids = first_ids(vocab_size)
+    row_number = row_numbers(count, rows)
+    tokens = load_tokens(draft_tokens, first, count, rows)
+    lens = load_sequences(draft_lens, first, count)
+    good, active = usable(lens, rows - 1)
+
+    # The total of the exponentials is not needed but for what it says of the row: NaN or 0 if it has no law.
+    ones = floats((NUM_GROUPS, num_rows))
+    nisa.memset(dst=ones, value=1.0)
+    maxima, totals, candidates = lane_statistics(
+        target_logits, first, count, rows, rows, "logits", ones, vocab_size, partition_ids
+    )
+    peak, total = combine_lanes(maxima, totals, ones[0:num_rows, 0:1])
+    found = floats((num_rows, 2))
+    nisa.tensor_copy(dst=found[:, 0:1], src=first_of_largest(maxima, candidates, peak))
+    nisa.tensor_scalar(dst=found[:, 1:2], data=total, op0=nl.greater, operand0=0.0)
+    by_row = to_rows(found).reshape((1, 2, count, rows))
+    best, has_law = by_row[:, 0], by_row[:, 1]
+
+    accept = proposed(tokens, lens, row_number, vocab_size)
+    match = tensor_tensor(best, tokens, nl.equal)
+    nisa.tensor_tensor(dst=accept, data1=accept, data2=match, op=nl.multiply)
+    nisa.tensor_tensor(dst=accept, data1=accept, data2=has_law, op=nl.multiply)
+    accepted = leading_count(accept, row_number)
+
+    # The row after the last accepted draft is read once more, since it may hold a NaN that hid its best entry.
+    index = row_index(accepted, first * rows, rows)
+    lanes = floats((NUM_GROUPS, 2, count))
+    for sequence in range(count):
+        column = slice(sequence, sequence + 1)
+        load_finite_row(
+            target_logits, index[:, column], lanes[:, 0, column], lanes[:, 1, column], vocab_size, partition_ids
+        )
+    emitted = to_rows(best_of_sequence(transpose(lanes[:, 0]), transpose(lanes[:, 1])))
+
+    chosen = tensor_tensor(row_number, over_rows(accepted, rows), nl.equal)
+    invalid = tensor_scalar(at_row(by_row[:, 1:2], chosen)[:, 0], nl.multiply, -1.0, nl.add, 1.0)
+    store_chain(outputs, first, tokens, accepted, emitted[:, 0], active, good, invalid, row_number)

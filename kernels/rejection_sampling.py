@@ -1,0 +1,382 @@
+"""rejection_sampling: drafts kept so that every emitted token follows the target's law, on the device.
+
+Two phases a chunk of sequences. First every target and draft row is read once for its statistics, from which all
+accept tests follow. Then only the row after the last accepted draft is read again, for the one token drawn.
+"""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from .chain import (
+    allocate_outputs,
+    at_row,
+    leading_count,
+    load_sequences,
+    load_tokens,
+    over_rows,
+    proposed,
+    row_index,
+    row_numbers,
+    select,
+    sequence_chunks,
+    store_chain,
+    to_columns,
+    to_int,
+    to_rows,
+    usable,
+)
+from .draw import draw
+from .statistics import (
+    best_of_sequence,
+    combine_lanes,
+    entry_at,
+    exp_below,
+    first_of_largest,
+    lane_statistics,
+    load_finite_row,
+)
+from .vocabulary import (
+    FILL,
+    NUM_GROUPS,
+    first_ids,
+    floats,
+    group_size,
+    load_row_at,
+    row_width,
+    spread,
+    tensor_scalar,
+    tensor_tensor,
+    transpose,
+)
+
+MASS_BYTES = 98304  # of a partition, for the masses of a chunk's last rows
+
+# What the first phase says about a row, in the order it is moved between layouts.
+TARGET_OK, DRAFT_OK, TEST, MATCH, TARGET_PEAK, TARGET_TOTAL, DRAFT_PEAK, DRAFT_TOTAL = 0, 1, 2, 3, 4, 5, 6, 7
+HAS_DRAFT, TOKEN, ROW_FACTS = 8, 9, 10
+
+
+@nki.jit
+def rejection_sampling(
+    draft_tokens, target_logits, uniforms, draft_law, draft_lens, temperature, draft_kind, vocab_size
+):
+    """Token rule of arXiv 2211.17192: accept iff uniform * draft < target; then the residual law, or the target's.
+
+    Args:
+        draft_tokens: [B, K] int32; None where K is 0.
+        target_logits: [B, T, V] fp32 or bf16, T = K + 1.
+        uniforms: [B, T + 1] fp32.
+        draft_law: [B, K, V] fp32 or bf16: logits or probabilities; None for one-hot drafts.
+        draft_lens: [B] int32, -1 an empty slot.
+        temperature: [B] fp32, 0 greedy.
+        draft_kind: "logits", "probs" or "one_hot".
+        vocab_size: columns of V that count.
+
+    Returns:
+        tokens [B, T], num_accepted [B], path [B, T], invalid [B], all int32.
+    """
+    batch, rows, _ = target_logits.shape
+    outputs = allocate_outputs(batch, rows)
+    # Two fp32 masses an id: the target's and the residual's.
+    for first, count in sequence_chunks(batch, rows, 8 * row_width(vocab_size), MASS_BYTES):
+        verify_chunk(
+            outputs,
+            first,
+            count,
+            draft_tokens,
+            target_logits,
+            uniforms,
+            draft_law,
+            draft_lens,
+            temperature,
+            draft_kind,
+            vocab_size,
+        )
+    return outputs
+
+
+def verify_chunk(
+    outputs,
+    first,
+    count,
+    draft_tokens,
+    target_logits,
+    uniforms,
+    draft_law,
+    draft_lens,
+    temperature,
+    draft_kind,
+    vocab_size,
+):
+    _, rows, _ = target_logits.shape
+    drafts = rows - 1
+    partition_ids = first_ids(vocab_size)
+    row_number = row_numbers(count, rows)
+    tokens = load_tokens(draft_tokens, first, count, rows)
+    lens = load_sequences(draft_lens, first, count)
+    heat = load_sequences(temperature, first, count)
+    good, active = usable(lens, drafts)
+    heat_ok = tensor_scalar(heat, nl.greater_equal, 0.0)
+    nisa.tensor_tensor(dst=good, data1=good, data2=heat_ok, op=nl.multiply)
+    nisa.tensor_tensor(dst=active, data1=active, data2=heat_ok, op=nl.multiply)
+
+    # Greedy rows take their statistics at temperature 1; only whether they are numbers counts.
+    greedy = tensor_scalar(heat, nl.equal, 0.0)
+    scale = tensor_tensor(heat, greedy, nl.add)
+    nisa.reciprocal(dst=scale, data=scale)
+
+    has_draft = proposed(tokens, lens, row_number, vocab_size)
+    facts = floats((1, ROW_FACTS, count, rows))
+    nisa.tensor_copy(dst=facts[:, HAS_DRAFT], src=has_draft)
+    nisa.tensor_copy(dst=facts[:, TOKEN], src=tokens)
+    row_statistics(
+        facts,
+        first,
+        count,
+        target_logits,
+        uniforms,
+        draft_law,
+        draft_kind,
+        vocab_size,
+        scale,
+        row_number,
+        partition_ids,
+    )
+
+    accept = accepted_rows(facts, greedy)
+    accepted = leading_count(accept, row_number)
+    chosen = tensor_tensor(row_number, over_rows(accepted, rows), nl.equal)
+    last = at_row(facts, chosen)
+
+    sampled = tensor_scalar(greedy, nl.multiply, -1.0, nl.add, 1.0)
+    sampled_draft = tensor_tensor(last[:, HAS_DRAFT], sampled, nl.multiply)
+    nisa.tensor_tensor(dst=sampled_draft, data1=sampled_draft, data2=last[:, TARGET_OK], op=nl.multiply)
+    residual = tensor_tensor(sampled_draft, last[:, DRAFT_OK], nl.multiply)
+    # 1 - target_ok + sampled_draft * (1 - draft_ok)
+    invalid = tensor_tensor(sampled_draft, residual, nl.subtract)
+    nisa.tensor_tensor(dst=invalid, data1=invalid, data2=last[:, TARGET_OK], op=nl.subtract)
+    nisa.tensor_scalar(dst=invalid, data=invalid, op0=nl.add, operand0=1.0)
+
+    by_law = tensor_tensor(active, last[:, TARGET_OK], nl.multiply)
+    drawn, best = last_tokens(
+        first,
+        count,
+        accepted,
+        last,
+        by_law,
+        residual,
+        scale,
+        target_logits,
+        uniforms,
+        draft_law,
+        draft_kind,
+        vocab_size,
+        partition_ids,
+    )
+    nisa.tensor_tensor(dst=by_law, data1=by_law, data2=sampled, op=nl.multiply)
+    emitted = select(by_law, drawn, best)
+    store_chain(outputs, first, tokens, accepted, emitted, active, good, invalid, row_number)
+
+
+def row_statistics(
+    facts, first, count, target_logits, uniforms, draft_law, draft_kind, vocab_size, scale, row_number, partition_ids
+):
+    """Fills facts [1, ROW_FACTS, B, T] except HAS_DRAFT and TOKEN, reading every row once."""
+    _, rows, _ = target_logits.shape
+    drafts = rows - 1
+    num_rows = count * rows
+
+    # What each row's partition needs: scale, uniform of the test, token (0 without one), its row in the draft law.
+    per_row = floats((1, 4, count, rows))
+    nisa.tensor_copy(dst=per_row[:, 0], src=over_rows(scale, rows))
+    tests = floats((1, count, rows))
+    nisa.dma_copy(dst=tests, src=uniforms.expand_dim(0)[:, first : first + count, 0:rows])
+    nisa.tensor_copy(dst=per_row[:, 1], src=tests)
+    nisa.tensor_tensor(dst=per_row[:, 2], data1=facts[:, TOKEN], data2=facts[:, HAS_DRAFT], op=nl.multiply)
+    nisa.iota(dst=per_row[:, 3], pattern=[[drafts, count], [1, rows]], offset=first * drafts, channel_multiplier=0)
+    nisa.memset(dst=per_row[:, 3, :, drafts:rows], value=0.0)
+    columns = to_columns(per_row.reshape((1, 4, num_rows)))
+    row_scale = columns[:, 0:1]
+    scales = spread(row_scale)
+
+    target = lane_statistics(target_logits, first, count, rows, rows, "logits", scales, vocab_size, partition_ids)
+    target_maxima, target_totals, candidates = target
+    peak, total = combine_lanes(target_maxima, target_totals, row_scale)
+    best = first_of_largest(target_maxima, candidates, peak)
+    token, draft_row = columns[:, 2:3], columns[:, 3:4]
+    grid_row = floats((num_rows, 1))
+    nisa.iota(dst=grid_row, pattern=[[0, 1]], offset=first * rows, channel_multiplier=1)
+    mass = exp_below(entry_at(target_logits, grid_row, token), peak, row_scale)
+
+    found = floats((num_rows, HAS_DRAFT))
+    if draft_kind == "one_hot":
+        nisa.memset(dst=found, value=1.0)
+        draft_mass, draft_total = found[:, DRAFT_OK : DRAFT_OK + 1], found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1]
+    else:
+        draft_maxima, draft_totals, _ = lane_statistics(
+            draft_law, first, count, drafts, rows, draft_kind, scales, vocab_size, partition_ids
+        )
+        draft_peak, draft_total = combine_lanes(draft_maxima, draft_totals, row_scale)
+        draft_mass = entry_at(draft_law, draft_row, token)
+        if draft_kind == "logits":
+            draft_mass = exp_below(draft_mass, draft_peak, row_scale)
+            nisa.tensor_scalar(dst=found[:, DRAFT_OK : DRAFT_OK + 1], data=draft_total, op0=nl.greater, operand0=0.0)
+        else:
+            # Finite: infinity and NaN times 0 are NaN.
+            nisa.tensor_scalar(
+                dst=found[:, DRAFT_OK : DRAFT_OK + 1],
+                data=draft_total,
+                op0=nl.multiply,
+                operand0=0.0,
+                op1=nl.equal,
+                operand1=0.0,
+            )
+            nisa.memset(dst=draft_total, value=1.0)
+        nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=draft_peak)
+        nisa.tensor_copy(dst=found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1], src=draft_total)
+
+    # uniform * draft < target, both over the same denominator: no division.
+    left = tensor_tensor(columns[:, 1:2], total, nl.multiply)
+    nisa.tensor_tensor(dst=left, data1=left, data2=draft_mass, op=nl.multiply)
+    right = tensor_tensor(mass, draft_total, nl.multiply)
+    nisa.tensor_tensor(dst=found[:, TEST : TEST + 1], data1=left, data2=right, op=nl.less)
+    nisa.tensor_tensor(dst=found[:, MATCH : MATCH + 1], data1=best, data2=token, op=nl.equal)
+    nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=total, op0=nl.greater, operand0=0.0)
+    nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=peak)
+    nisa.tensor_copy(dst=found[:, TARGET_TOTAL : TARGET_TOTAL + 1], src=total)
+    nisa.tensor_copy(dst=facts.reshape((1, ROW_FACTS, num_rows))[:, 0:HAS_DRAFT], src=to_rows(found))
+
+
+def accepted_rows(facts, greedy):
+    """Flags [1, B, T]: the draft after the row is accepted, seen by itself."""
+    _, _, _, rows = facts.shape
+    by_law = tensor_tensor(facts[:, TEST], facts[:, DRAFT_OK], nl.multiply)
+    # by_law + greedy * (match - by_law)
+    accept = tensor_tensor(facts[:, MATCH], by_law, nl.subtract)
+    nisa.tensor_tensor(dst=accept, data1=accept, data2=over_rows(greedy, rows), op=nl.multiply)
+    nisa.tensor_tensor(dst=accept, data1=accept, data2=by_law, op=nl.add)
+    nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, TARGET_OK], op=nl.multiply)
+    nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, HAS_DRAFT], op=nl.multiply)
+    return accept
+
+
+def last_tokens(
+    first,
+    count,
+    accepted,
+    last,
+    has_law,
+    residual,
+    scale,
+    target_logits,
+    uniforms,
+    draft_law,
+    draft_kind,
+    vocab_size,
+    partition_ids,
+):
+    """The token after the accepted drafts, both ways: drawn from the law, and the target's best; [1, B] each.
+
+    Args:
+        accepted, scale: [1, B].
+        last: [1, ROW_FACTS, B], the facts of row `accepted`.
+        has_law: [1, B] flags; the others' masses are made up, but finite, since sequences meet in one product.
+        residual: [1, B] flags of the sequences whose law is target less draft.
+    """
+    batch, rows, _ = target_logits.shape
+    drafts = rows - 1
+    width = row_width(vocab_size)
+
+    # What the lanes need of each sequence; without a residual nothing of the draft's, which may be NaN.
+    lane_values = floats((1, 4, count))
+    bias = tensor_tensor(last[:, TARGET_PEAK], scale, nl.multiply)
+    nisa.tensor_copy(dst=lane_values[:, 0], src=select(has_law, scale, 0.0))
+    nisa.tensor_copy(dst=lane_values[:, 1], src=select(has_law, bias, 0.0))
+    if draft_kind == "one_hot":
+        # The draft's id, -1 where nothing is to be left out.
+        nisa.tensor_copy(dst=lane_values[:, 2], src=select(residual, last[:, TOKEN], -1.0))
+        nisa.memset(dst=lane_values[:, 3], value=0.0)
+    else:
+        bias = tensor_tensor(last[:, DRAFT_PEAK], scale, nl.multiply)
+        ratio = floats((1, count))
+        nisa.reciprocal(dst=ratio, data=last[:, DRAFT_TOTAL])
+        nisa.tensor_tensor(dst=ratio, data1=ratio, data2=last[:, TARGET_TOTAL], op=nl.multiply)
+        nisa.tensor_copy(dst=lane_values[:, 2], src=select(residual, bias, 0.0))
+        nisa.tensor_copy(dst=lane_values[:, 3], src=select(residual, ratio, 0.0))
+    nisa.tensor_scalar(dst=lane_values[:, 1], data=lane_values[:, 1], op0=nl.multiply, operand0=-1.0)
+    if draft_kind != "one_hot":
+        nisa.tensor_scalar(dst=lane_values[:, 2:4], data=lane_values[:, 2:4], op0=nl.multiply, operand0=-1.0)
+    on_lanes = spread(transpose(lane_values.reshape((1, 4 * count))))
+
+    target_row = row_index(accepted, first * rows, rows)
+    if draft_kind != "one_hot":
+        # Past the end without a residual: the DMA then leaves the tile alone.
+        draft_row = floats((1, count))
+        nisa.iota(dst=draft_row, pattern=[[drafts, count]], offset=first * drafts, channel_multiplier=0)
+        nisa.tensor_tensor(dst=draft_row, data1=draft_row, data2=accepted, op=nl.add)
+        draft_row = to_int(select(residual, draft_row, float(batch * drafts)))
+    else:
+        ids = floats((NUM_GROUPS, width))
+        nisa.iota(dst=ids, pattern=[[1, width]], offset=0, channel_multiplier=group_size(vocab_size))
+
+    target_masses = floats((NUM_GROUPS, count, width))
+    residual_masses = floats((NUM_GROUPS, count, width))
+    lanes = floats((NUM_GROUPS, 4, count))
+    for sequence in range(count):
+        column = slice(sequence, sequence + 1)
+        values = []
+        for kind in range(4):
+            values.append(on_lanes[:, kind * count + sequence : kind * count + sequence + 1])
+        lane_scale, target_bias, draft_value, ratio = values
+
+        logits = load_finite_row(
+            target_logits, target_row[:, column], lanes[:, 2, column], lanes[:, 3, column], vocab_size, partition_ids
+        )
+        target_mass = target_masses[:, sequence]
+        nisa.activation(
+            dst=target_mass,
+            op=nl.exp,
+            data=logits,
+            bias=target_bias,
+            scale=lane_scale,
+            reduce_op=nl.add,
+            reduce_res=lanes[:, 1, column],
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+        mass = residual_masses[:, sequence]
+        if draft_kind == "one_hot":
+            nisa.scalar_tensor_tensor(
+                dst=mass, data=ids, op0=nl.not_equal, operand0=draft_value, op1=nl.multiply, operand1=target_mass
+            )
+        else:
+            law = nl.ndarray((NUM_GROUPS, width), dtype=draft_law.dtype, buffer=nl.sbuf)
+            nisa.memset(dst=law, value=FILL if draft_kind == "logits" else 0.0)
+            load_row_at(law, draft_law, draft_row[:, column], vocab_size)
+            if draft_kind == "logits":
+                nisa.activation(dst=mass, op=nl.exp, data=law, bias=draft_value, scale=lane_scale)
+                law = mass
+            nisa.scalar_tensor_tensor(
+                dst=mass, data=law, op0=nl.multiply, operand0=ratio, op1=nl.add, operand1=target_mass
+            )
+        nisa.tensor_scalar_reduce(
+            dst=mass,
+            data=mass,
+            op0=nl.maximum,
+            operand0=0.0,
+            reduce_op=nl.add,
+            reduce_res=lanes[:, 0, column],
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+    groups = floats((count, 4, NUM_GROUPS))
+    for kind in range(4):
+        nisa.tensor_copy(dst=groups[:, kind], src=transpose(lanes[:, kind]))
+    best = best_of_sequence(groups[:, 2], groups[:, 3])
+    drawn = draw(residual_masses, target_masses, groups[:, 0], groups[:, 1], residual, uniforms, first, vocab_size)
+    both = floats((count, 2))
+    nisa.tensor_copy(dst=both[:, 0:1], src=drawn)
+    nisa.tensor_copy(dst=both[:, 1:2], src=best)
+    tokens = to_rows(both)
+    return tokens[:, 0], tokens[:, 1]

@@ -1,0 +1,225 @@
+"""What a law's rows say on one read: peak, total, best id, the entry at a token.
+
+Lanes first (a partition of a row's tile at a time), then rows, whose lanes are reduced with rows on partitions.
+"""
+
+import nki.isa as nisa
+import nki.language as nl
+
+from .vocabulary import (
+    BIG_ID,
+    FILL,
+    LOWEST_PEAK,
+    NUM_GROUPS,
+    ROW_TILE_BYTES,
+    allocate_rows,
+    floats,
+    load_row_at,
+    load_rows,
+    row_width,
+    tensor_scalar,
+    transpose,
+)
+
+
+def lane_statistics(law, first, count, law_rows, rows, kind, scales, vocab_size, partition_ids):
+    """Reads rows of `law` [B, law_rows, V] once.
+
+    Returns:
+        maxima, totals, candidates [n, 128] of the n = count * rows window rows, rows on partitions; candidates are
+        of the target's logits only.
+    """
+    num_rows = count * rows
+    maxima = floats((NUM_GROUPS, num_rows))
+    totals = floats((NUM_GROUPS, num_rows))
+    candidates = floats((NUM_GROUPS, num_rows))
+    if law_rows < rows or kind == "probs":
+        # The last row of a window has no draft law; probabilities have no maximum to subtract.
+        nisa.memset(dst=maxima, value=0.0)
+        nisa.memset(dst=totals, value=1.0)
+    for sequence in range(count):
+        for start, stop in row_tiles(law_rows, law, vocab_size):
+            low, high = sequence * rows + start, sequence * rows + stop
+            fill = 0.0 if kind == "probs" else FILL
+            tile = load_rows(law, (first + sequence) * law_rows + start, stop - start, vocab_size, fill)
+            if kind == "probs":
+                lane_sums(tile, totals[:, low:high])
+            else:
+                lane_maxima(tile, maxima[:, low:high])
+                if law_rows == rows:
+                    for i in range(stop - start):
+                        column = slice(low + i, low + i + 1)
+                        lane_candidates(tile[:, i], maxima[:, column], candidates[:, column], partition_ids)
+                lane_totals(tile, totals[:, low:high], maxima[:, low:high], scales[:, low:high])
+    if law_rows < rows:
+        return transpose(maxima), transpose(totals), None
+    return transpose(maxima), transpose(totals), transpose(candidates)
+
+
+def row_tiles(rows, law, vocab_size):
+    """(start, stop) of the tiles that `rows` rows of one sequence are read in."""
+    row_bytes = row_width(vocab_size) * (4 if law.dtype == nl.float32 else 2)
+    step = max(1, ROW_TILE_BYTES // row_bytes)
+    tiles = []
+    for start in range(0, rows, step):
+        tiles.append((start, min(start + step, rows)))
+    return tiles
+
+
+def entry_at(law, law_row, token):
+    """The entries of `law` [.., V] at rows and tokens [n, 1] fp32, as [n, 1] fp32."""
+    count = token.shape[0]
+    width = law.shape[len(law.shape) - 1]
+    # Row times V passes 2^24: int32 arithmetic.
+    index = nl.ndarray((count, 1), dtype=nl.int32, buffer=nl.sbuf)
+    column = nl.ndarray((count, 1), dtype=nl.int32, buffer=nl.sbuf)
+    widths = nl.ndarray((count, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=index, src=law_row)
+    nisa.tensor_copy(dst=column, src=token)
+    nisa.memset(dst=widths, value=width)
+    nisa.tensor_tensor(dst=index, data1=index, data2=widths, op=nl.multiply)
+    nisa.tensor_tensor(dst=index, data1=index, data2=column, op=nl.add)
+    gathered = nl.ndarray((count, 1), dtype=law.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(
+        dst=gathered,
+        src=law.reshape((law.size, 1)).ap(pattern=[[1, count], [1, 1]], vector_offset=index, indirect_dim=0),
+    )
+    entry = floats((count, 1))
+    nisa.tensor_copy(dst=entry, src=gathered)
+    return entry
+
+
+def exp_below(entry, peak, scale):
+    """exp((entry - peak) * scale), all [n, 1]."""
+    result = tensor_scalar(entry, nl.subtract, peak, nl.multiply, scale)
+    nisa.activation(dst=result, op=nl.exp, data=result)
+    return result
+
+
+def best_of_sequence(maxima, candidates):
+    """[B, 1]: the best id of each sequence's row from [B, 128] lanes; 0 where no entry is above -inf."""
+    count = maxima.shape[0]
+    peak = floats((count, 1))
+    nisa.tensor_reduce(dst=peak, op=nl.maximum, data=maxima, axis=1)
+    best = first_of_largest(maxima, candidates, peak)
+    some = tensor_scalar(peak, nl.greater, FILL)
+    nisa.tensor_tensor(dst=best, data1=best, data2=some, op=nl.multiply)
+    return best
+
+
+def lane_maxima(tile, maxima):
+    """Largest entry of each lane of each row of `tile` [128, R, width] -> maxima [128, R] fp32, finite or NaN."""
+    _, num_rows, _ = tile.shape
+    # In the tile's own dtype: the Vector engine reduces 16-bit values to 16 bits at twice the rate.
+    largest = nl.ndarray((NUM_GROUPS, num_rows), dtype=tile.dtype, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=largest, op=nl.maximum, data=tile, axis=2)
+    nisa.tensor_scalar(dst=maxima, data=largest, op0=nl.maximum, operand0=LOWEST_PEAK)
+
+
+def lane_candidates(row, largest, candidates, partition_ids):
+    """Per lane of a row [128, width], the id of the first entry that equals `largest` [128, 1] -> candidates [128, 1].
+
+    A lane without one may give any number; the vals and the row must have one dtype to compare bit for bit.
+    """
+    vals = nl.ndarray((NUM_GROUPS, 8), dtype=row.dtype, buffer=nl.sbuf)
+    index = nl.ndarray((NUM_GROUPS, 8), dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=vals, src=largest.broadcast(1, 8))
+    nisa.nc_find_index8(dst=index, data=row, vals=vals)
+    nisa.tensor_scalar(dst=candidates, data=index[:, 0:1], op0=nl.add, operand0=partition_ids)
+
+
+def lane_totals(tile, totals, maxima, scale):
+    """Per lane of each row: the sum of exp((x - lane maximum) * scale). Overwrites `tile`, whose rows are used up.
+
+    Args:
+        totals: [128, R] fp32, written; NaN where the lane holds a NaN or +inf, 0 where it holds nothing above -inf.
+        maxima, scale: [128, R] fp32.
+    """
+    _, num_rows, _ = tile.shape
+    bias = floats((NUM_GROUPS, num_rows))
+    nisa.scalar_tensor_tensor(dst=bias, data=maxima, op0=nl.multiply, operand0=-1.0, op1=nl.multiply, operand1=scale)
+    for row in range(num_rows):
+        nisa.activation(
+            dst=tile[:, row, :],
+            op=nl.exp,
+            data=tile[:, row, :],
+            bias=bias[:, row : row + 1],
+            scale=scale[:, row : row + 1],
+            reduce_op=nl.add,
+            reduce_res=totals[:, row : row + 1],
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+
+def lane_sums(tile, totals):
+    """Per lane of each row the plain sum, for laws given as probabilities."""
+    _, num_rows, _ = tile.shape
+    for row in range(num_rows):
+        nisa.activation(
+            dst=tile[:, row, :],
+            op=nl.copy,
+            data=tile[:, row, :],
+            reduce_op=nl.add,
+            reduce_res=totals[:, row : row + 1],
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+
+def combine_lanes(maxima, totals, scale):
+    """Peak and total of each row from those of its lanes.
+
+    Args:
+        maxima, totals: [n, 128] fp32, rows on partitions.
+        scale: [n, 1] fp32.
+
+    Returns:
+        peak [n, 1], and total [n, 1] = sum of exp((x - peak) * scale).
+    """
+    count = maxima.shape[0]
+    peak = floats((count, 1))
+    total = floats((count, 1))
+    weight = floats((count, NUM_GROUPS))
+    nisa.tensor_reduce(dst=peak, op=nl.maximum, data=maxima, axis=1)
+    nisa.tensor_scalar(dst=weight, data=maxima, op0=nl.subtract, operand0=peak, op1=nl.multiply, operand1=scale)
+    nisa.activation(dst=weight, op=nl.exp, data=weight)
+    nisa.tensor_tensor(dst=weight, data1=weight, data2=totals, op=nl.multiply)
+    nisa.tensor_reduce(dst=total, op=nl.add, data=weight, axis=1)
+    return peak, total
+
+
+def first_of_largest(maxima, candidates, peak):
+    """The lowest candidate id among the lanes whose maximum is the peak: [n, 128], [n, 128], [n, 1] -> [n, 1]."""
+    count = maxima.shape[0]
+    score = floats((count, NUM_GROUPS))
+    best = floats((count, 1))
+    nisa.tensor_scalar(dst=score, data=maxima, op0=nl.equal, operand0=peak)
+    nisa.scalar_tensor_tensor(
+        dst=score, data=candidates, op0=nl.subtract, operand0=BIG_ID, op1=nl.multiply, operand1=score
+    )
+    nisa.tensor_reduce(dst=best, op=nl.minimum, data=score, axis=1)
+    nisa.tensor_scalar(dst=best, data=best, op0=nl.add, operand0=BIG_ID)
+    return best
+
+
+def load_finite_row(logits, index, maxima, candidates, vocab_size, partition_ids):
+    """The row that `index` [1, 1] int32 names, as [128, width] with FILL for NaN and infinities, and its lanes' best.
+
+    Args:
+        maxima, candidates: [128, 1] fp32, written, for `best_of_sequence`.
+    """
+    row = allocate_rows(1, logits.dtype, vocab_size, FILL)[:, 0]
+    load_row_at(row, logits, index, vocab_size)
+    is_finite = nl.ndarray(row.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    clean = nl.ndarray(row.shape, dtype=row.dtype, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=is_finite, data=row, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)
+    nisa.select_reduce(
+        dst=clean,
+        predicate=is_finite,
+        on_true=row,
+        on_false=FILL,
+        reduce_res=maxima,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        reduce_op=nl.maximum,
+    )
+    lane_candidates(clean, maxima, candidates, partition_ids)
+    return clean
