@@ -64,6 +64,13 @@ def add_lengths(lengths, rows):
     return position
 
 
+def not_negative(lengths):
+    """Flags [B, 1] fp32 of the sequences that are no empty slot."""
+    flags = nl.ndarray(lengths.shape, dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=flags, data=lengths, op0=nl.greater_equal, operand0=0.0)
+    return flags
+
+
 def row_numbers(batch, window):
     """0, 1, ..., T - 1 on each of B partitions, int32."""
     rows = nl.ndarray((batch, window), dtype=nl.int32, buffer=nl.sbuf)
