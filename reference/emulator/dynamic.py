@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from . import hazards
 from .instruction import Call, Refusal
 from .memory import Memory, Written, strided
 from .opaque import VirtualRegister
@@ -32,8 +33,12 @@ class Step:
         self.written = [tensor for _, tensor, access in operands if access == "write"]
         self.tracked_reads = [(name, t) for name, t, access in operands if access == "read" and t.storage.tracked]
         self.tracked_reads += [(f"the offset of {name}", t) for name, t in call.indices() if t.storage.tracked]
-
         self.contended = [(tensor, access == "write") for _, tensor, access in operands if tensor.storage.contended]
+
+        self.overtakes = memory.unordered.get(call, ())
+        self.watched = []
+        if any(call in reads for reads in memory.unordered.values()):
+            self.watched = [tensor for _, tensor, access in operands if access == "read" and tensor.is_hbm]
 
     def __call__(self):
         try:
@@ -85,6 +90,20 @@ class Step:
         for tensor, write in self.contended:
             masks = memory.contention[tensor.storage].masks
             mark(masks[self.call.core, write], tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
+
+        if self.watched:
+            memory.last_read[self.call] = [
+                (t.storage, hazards.runs(t, offsets.get(id(t), 0), rows.get(id(t)))) for t in self.watched
+            ]
+        for tensor in self.written if self.overtakes else ():
+            self._check_order(tensor, hazards.runs(tensor, offsets.get(id(tensor), 0), rows.get(id(tensor))))
+
+    def _check_order(self, tensor: NkiTensor, written) -> None:
+        for read in self.overtakes:
+            for storage, bytes_read in self.memory.last_read.get(read, ()):
+                if storage is tensor.storage and hazards.meet(bytes_read, written):
+                    self.call.note(f"nothing keeps this write behind the read of the same bytes at {read.source}: "
+                                   "use nl.no_reorder() or another tensor")  # fmt: skip
 
     def _writes(self, holder: list, position: int) -> bool:
         """One tensor may be both a source and the destination: what counts is the parameter, lists are only read."""
@@ -180,6 +199,7 @@ def mark(state: Written, tensor: NkiTensor, offset: int = 0, rows=None) -> None:
 
 def reset(program: Program, memory: Memory) -> None:
     """At the start of a run nothing is written but arguments and constants."""
+    memory.last_read.clear()
     for storage in program.storages:
         if storage.tracked:
             memory.written[storage] = Written(storage, storage.kind == "input" or storage.constant is not None)

@@ -22,6 +22,8 @@ class Memory:
         self.bytes: dict[Storage, np.ndarray] = {}
         self.written: dict[Storage, Written] = {}  # of the storages that are tracked at run time
         self.contention: dict[Storage, object] = {}  # races.Contention of the contended ones
+        self.unordered: dict = {}  # a write's Call -> the reads' Calls it may overtake (hazards.find)
+        self.last_read: dict = {}  # a read's Call -> [(storage, runs of bytes)] of its last execution
         self.bindings: dict[Storage, list] = {}  # (list, position, tensor) to be viewed anew when the bytes change
 
     def view(self, tensor: NkiTensor, offset: int = 0) -> np.ndarray:

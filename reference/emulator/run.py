@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import capacity, context, control, dynamic, races
+from . import capacity, context, control, dynamic, hazards, races
 from .instruction import Call, Refusal
 from .memory import Memory
 from .opaque import VirtualRegister
@@ -43,6 +43,8 @@ class Linked:
     def __init__(self, program: Program):
         self.program = program
         self.memory = Memory()
+        self.memory.unordered = hazards.find(program)
+        self.watched = set(self.memory.unordered).union(*self.memory.unordered.values())
         self.io = [storage for storage in program.storages if storage.kind in ("input", "output")]
         for storage in self.io:
             self.memory.bindings[storage] = []
@@ -109,7 +111,7 @@ class Linked:
                         self.memory.place(holder, number, tensor)
         body = call.instruction.body
         if call.instruction not in control.CROSS_CORE and (
-            moving or any(storage.tracked or storage.contended for storage in call.storages())
+            moving or call in self.watched or any(storage.tracked or storage.contended for storage in call.storages())
         ):
             return dynamic.Step(call, args, moving, self.memory), ()
         return body, args
