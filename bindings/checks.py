@@ -317,7 +317,7 @@ def sampling(batch: int, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -
         if getattr(value, "ndim", 0) > 0:
             array(argument, value, (batch,), (dtype,))
             in_range(argument, value, low, high, what)
-        else:
+        elif isinstance(value, int | float | np.generic | np.ndarray):
             expect(low <= value <= high, argument, value, what)
 
 

@@ -1,0 +1,116 @@
+"""verify_attention: the rows of each window attend to the cache and to each other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draft_verify import checks
+from draft_verify.arrays import public
+from draft_verify.backends import launch
+from draft_verify.caches import full_like_lengths
+from draft_verify.reference.verify_attention import verify_attention as reference
+
+
+@public
+def verify_attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    key_cache: Any,
+    value_cache: Any,
+    seq_lens: Any,
+    *,
+    draft_lens: Any = None,
+    tree: Any = None,
+    block_table: Any = None,
+    cache_layout: str = "BHSD",
+    scale: float | None = None,
+    sliding_window: int | None = None,
+    ring: bool = False,
+    sinks: Any = None,
+    softcap: float | None = None,
+    key_scale: Any = None,
+    value_scale: Any = None,
+    cache_start: Any = None,
+    query_positions: Any = None,
+    return_lse: bool = False,
+    backend: str = "auto",
+    lnc: int | None = None,
+) -> Any:
+    """Attention of the T window rows of each sequence, in one pass over its live cache slots.
+
+    Row t sees the cached positions up to its own, itself, and its ancestors in the window (all rows before it in a
+    chain). Scores are scale * q.k, then softcap * tanh(score / softcap), then the mask. The caches are only read.
+
+    Args:
+        query: [B, Hq, T, D] fp32 or bf16, rotated.
+        key, value: [B, Hkv, T, D] of query's dtype, the window; both None to attend to the cache only.
+        key_cache, value_cache: of query's dtype or fp8: "BHSD" [B, Hkv, S, D]; "BHDS" the same with keys
+            [B, Hkv, D, S]; "NHPD" [N, Hkv, P, D] and "NPHD" [N, P, Hkv, D] blocks of P tokens.
+        seq_lens: [B] int32, tokens in the cache; seq_lens + draft_lens + 1 <= S or M * P, or absolute for a ring.
+        draft_lens: [B] int32, drafts in the window, 0..T-1; default T - 1; -1 is an empty slot. Later rows are padding.
+        tree: parents [T] or [B, T] int32, before their children; the root's is -1; -2 is padding, which comes last.
+        block_table: [B, M] int32 ids of each sequence's blocks, for the paged layouts; unused entries may be -1.
+        cache_layout: see above.
+        scale: of the scores; default D**-0.5.
+        sliding_window: W, a row at position p sees positions p - W + 1 to p.
+        ring: position p lives in slot p mod S.
+        sinks: [Hq] fp32 logits that count in the denominator only.
+        softcap: see above.
+        key_scale, value_scale: what fp8 keys and values are multiplied by: a number or [Hkv] fp32; default 1.
+        cache_start: [B] int32, position of slot 0; default 0.
+        query_positions: [B] int32, position of row 0; default seq_lens.
+        return_lse: whether to return log-sum-exps too.
+        backend, lnc: see the package.
+
+    Returns:
+        output [B, Hq, T, D] of query's dtype, 0 in rows of padding; with return_lse also lse [B, Hq, T] fp32, the
+        natural log-sum-exp with the sink, -inf where a row sees nothing.
+
+    Raises:
+        ValueError: a shape, dtype or value that does not fit. On a device, a sequence with bad values counts as empty.
+    """
+    options = {
+        "draft_lens": draft_lens,
+        "tree": tree,
+        "block_table": block_table,
+        "cache_layout": cache_layout,
+        "scale": scale,
+        "sliding_window": sliding_window,
+        "ring": ring,
+        "sinks": sinks,
+        "softcap": softcap,
+        "key_scale": key_scale,
+        "value_scale": value_scale,
+        "cache_start": cache_start,
+        "query_positions": query_positions,
+    }
+    checks.attention(query, key, value, key_cache, value_cache, seq_lens, **options)
+    if backend == "reference":
+        return reference(query, key, value, key_cache, value_cache, seq_lens, return_lse=return_lse, **options)
+
+    for argument in ("tree", "block_table", "ring", "sinks", "key_scale", "value_scale"):
+        if options[argument] not in (None, False):
+            raise NotImplementedError(f"verify_attention: the kernel does not take {argument} yet; the reference does")
+    rows, head_dim = query.shape[2:]
+    lengths = (seq_lens, full_like_lengths(seq_lens, rows - 1) if draft_lens is None else draft_lens)
+    if cache_start is not None or query_positions is not None:
+        start = full_like_lengths(seq_lens, 0) if cache_start is None else cache_start
+        lengths = (*lengths, start, seq_lens if query_positions is None else query_positions)
+    outputs = launch(
+        "verify_attention",
+        query,
+        key,
+        value,
+        key_cache,
+        value_cache,
+        lengths,
+        cache_layout,
+        float(head_dim**-0.5 if scale is None else scale),
+        sliding_window or 0,
+        float(softcap or 0.0),
+        return_lse,
+        backend=backend,
+        lnc=lnc,
+    )
+    return outputs if return_lse else outputs[0]

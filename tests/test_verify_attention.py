@@ -1,0 +1,269 @@
+"""verify_attention: the kernel against its reference, the reference against plain examples, and what must hold."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from draft_verify.verify_attention import verify_attention
+from tests.attention_cases import Case, assert_agrees, cases, make_case
+from tests.cache_cases import BACKEND, BFLOAT16, FLOAT32
+
+BACKENDS = ["reference", BACKEND]
+
+
+@given(case=cases())
+def test_the_kernel_agrees_with_the_reference_on_any_combination(case):
+    assert_agrees(case)
+
+
+@settings(max_examples=8)
+@given(case=cases(), lnc=st.just(2))
+def test_two_cores_agree_with_the_reference(case, lnc):
+    assert_agrees(case, lnc)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"batch": 1, "slots": 8193, "rows": 8, "group": 8, "head_dim": 128, "dtype": BFLOAT16, "cache_layout": "BHDS"},
+        {"batch": 2, "heads": 2, "slots": 700, "rows": 64, "group": 4},  # rows of a head on more than one row tile
+        {"batch": 5, "heads": 3, "group": 3, "rows": 8, "slots": 300},  # the demo's model
+        {"batch": 3, "heads": 2, "rows": 3, "head_dim": 256, "slots": 140},
+        {"batch": 2, "rows": 5, "head_dim": 192, "slots": 140, "cache_layout": "BHDS", "dtype": BFLOAT16},
+    ],
+    ids=str,
+)
+def test_the_kernel_agrees_at_sizes_that_need_more_than_one_tile(sizes):
+    assert_agrees(make_case(3, **sizes))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", ["BHSD", "BHDS"])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+def test_the_kernel_agrees_at_32768_slots(layout, dtype):
+    case = make_case(batch=2, group=8, rows=8, head_dim=128, slots=32_768, dtype=dtype, cache_layout=layout,
+                     seq_lens=[32_760, 5000], draft_lens=[7, 7])  # fmt: skip
+    assert_agrees(case)
+
+
+def one_head(query, key, value, key_cache, value_cache, **options) -> Case:
+    """A batch of one with one head, from lists [T][D] and [S][D]."""
+    arrays = [np.array(rows, np.float32)[None, None] for rows in (query, key, value, key_cache, value_cache)]
+    seq_lens = np.array([options.pop("length", len(key_cache) - len(query))], np.int32)
+    return Case(*arrays, seq_lens, options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_weighs_what_it_sees_by_the_exponential_of_its_scores(backend):
+    log2, log3 = np.log(2.0), np.log(3.0)
+    case = one_head([[1.0]], [[log3]], [[60.0]], [[log2], [0.0], [0.0]], [[6.0], [0.0], [0.0]], scale=1.0, length=2)
+    output, lse = case.run(backend)
+    assert output.item() == pytest.approx((2 * 6 + 1 * 0 + 3 * 60) / 6, rel=1e-5)
+    assert lse.item() == pytest.approx(np.log(6.0), rel=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_sees_itself_and_the_rows_before_it(backend):
+    values = [[1.0, 0, 0], [0, 2.0, 0], [0, 0, 3.0]]
+    zeros = [[0.0] * 3] * 3
+    output, _ = one_head(zeros, zeros, values, [[0.0] * 3] * 4, [[7.0] * 3] * 4, length=0).run(backend)
+    expected = [[1, 0, 0], [1 / 2, 1, 0], [1 / 3, 2 / 3, 1]]
+    np.testing.assert_allclose(output[0, 0], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_heads_of_a_group_share_their_key_value_head(backend):
+    case = make_case(5, batch=1, heads=2, group=3, rows=2, slots=20, draft_lens=[1])
+    output, _ = case.run(backend)
+    for head in range(6):
+        own = case.changed(
+            query=case.query[:, head : head + 1],
+            **{
+                name: getattr(case, name)[:, head // 3 : head // 3 + 1]
+                for name in ("key", "value", "key_cache", "value_cache")
+            },
+        )
+        np.testing.assert_allclose(own.run(backend)[0][:, 0], output[:, head], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_empty_slot_gives_zero_and_an_lse_of_minus_infinity(backend):
+    case = make_case(1, batch=3, rows=3, slots=40, draft_lens=[2, -1, 0], seq_lens=[11, 30, 0])
+    output, lse = case.run(backend)
+    assert not output[1].any() and np.isneginf(lse[1]).all()
+    assert not output[2, :, 1:].any() and np.isneginf(lse[2, :, 1:]).all()
+    assert np.isfinite(lse[2, :, 0]).all() and np.isfinite(lse[0]).all()
+
+
+@given(case=cases(batch=2, cache_only=False, rows=5, draft_lens=[4, 3]), row=st.integers(1, 4))
+@settings(max_examples=10)
+def test_a_later_draft_changes_no_bit_of_an_earlier_row(case, row):
+    later = (slice(None), slice(None), slice(row, None))
+    changed = case.changed(query=case.query.copy(), key=case.key.copy(), value=case.value.copy())
+    for window in (changed.query, changed.key, changed.value):
+        window[later] = (np.nan_to_num(window[later].astype(np.float32)) * 2 + 1).astype(window.dtype)
+    before, after = case.run(), changed.run()
+    for old, new in zip(before, after):
+        assert old[:, :, :row].tobytes() == new[:, :, :row].tobytes()
+
+
+@given(case=cases(batch=3), seed=st.integers(0, 99))
+@settings(max_examples=10)
+def test_other_sequences_change_no_bit(case, seed):
+    rng = np.random.default_rng(seed)
+    others = np.array([0, 2])
+    options = {**case.options, "draft_lens": case.options["draft_lens"].copy()}
+    changed = case.changed(seq_lens=case.seq_lens.copy(), options=options)
+    for name in ("query", "key", "value", "key_cache", "value_cache"):
+        array = getattr(case, name)
+        if array is not None:
+            array = array.copy()
+            array[others] = rng.standard_normal(array[others].shape).astype(array.dtype)
+            setattr(changed, name, array)
+    room = case.value_cache.shape[2] - case.query.shape[2]
+    changed.seq_lens[others] = rng.integers(0, max(room, 0) + 1, 2)
+    options["draft_lens"][others] = rng.integers(-1, case.query.shape[2], 2)
+    for old, new in zip(case.run(), changed.run()):
+        assert old[1].tobytes() == new[1].tobytes()
+
+
+# Defects of other systems (shared/traps.md, section d) -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_row_has_its_own_sliding_window_t38(backend):
+    """flashinfer#4137: the last row's window start used for all left row 0 with position 10 only."""
+    slots = np.eye(14, dtype=np.float32)
+    case = Case(
+        query=np.zeros((1, 1, 4, 14), np.float32),
+        key=np.zeros((1, 1, 4, 14), np.float32),
+        value=slots[None, None, 10:14],
+        key_cache=np.zeros((1, 1, 14, 14), np.float32),
+        value_cache=slots[None, None],
+        seq_lens=np.array([10], np.int32),
+        options={"sliding_window": 4},
+    )
+    output, _ = case.run(backend)
+    for row in range(4):
+        assert np.flatnonzero(output[0, 0, row]).tolist() == list(range(7 + row, 11 + row))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_very_negative_score_still_beats_a_masked_slot_t39(backend):
+    """flashinfer#4401, lattice#361: a finite sentinel of -1e4 let the masked slot win, 100 instead of 1."""
+    case = one_head([[-20000.0]], [[1.0]], [[1.0]], [[0.0], [0.0]], [[100.0], [100.0]], scale=1.0, length=0)
+    output, lse = case.run(backend)
+    assert output.item() == 1.0 and lse.item() == -20000.0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_that_sees_nothing_is_zero_not_the_mean_of_values_t40(backend):
+    """burn#4697, iree#24175, Automodel#2658: NaN, -inf or mean(V) for a fully masked row."""
+    case = make_case(2, batch=2, rows=3, slots=20, seq_lens=[0, 9], draft_lens=[2, 2], cache_only=True)
+    output, lse = case.run(backend)
+    assert not output[0].any() and np.isneginf(lse[0]).all()
+    assert output[1].all() and np.isfinite(lse[1]).all()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_lengths_advance_a_sequence_at_a_time_t41(backend):
+    """mlxcel#211: after accepting [3, 1] the batch's offset moved uniformly; each row must see its own slots only."""
+    values = np.arange(1, 9, dtype=np.float32).reshape(1, 1, 8, 1)
+    case = Case(
+        query=np.zeros((2, 1, 1, 1), np.float32),
+        key=np.zeros((2, 1, 1, 1), np.float32),
+        value=np.zeros((2, 1, 1, 1), np.float32),
+        key_cache=np.zeros((2, 1, 8, 1), np.float32),
+        value_cache=np.concatenate([values, values]),
+        seq_lens=np.array([2 + 4, 2 + 2], np.int32),
+    )
+    output, _ = case.run(backend)
+    np.testing.assert_allclose(output.ravel(), [21 / 7, 10 / 5], rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_in_slots_never_written_does_not_spread_t54(backend):
+    """vllm#56734: a dummy batch left NaN in the cache, and 0 * NaN carried it through masked columns."""
+    case = make_case(4, batch=1, rows=2, slots=300, seq_lens=[7], draft_lens=[0])
+    assert np.isnan(case.value_cache).any() and np.isnan(case.key).any()
+    output, lse = case.run(backend)
+    assert np.isfinite(output).all() and np.isfinite(lse[:, :, 0]).all()
+
+
+# Bad input --------------------------------------------------------------------------------------------------------
+
+
+GOOD = {"batch": 2, "heads": 2, "group": 2, "rows": 3, "slots": 20, "draft_lens": [2, 1], "seq_lens": [4, 17]}
+
+
+@pytest.mark.parametrize(
+    "argument, value",
+    [
+        ("query", np.zeros((2, 4, 3), np.float32)),
+        ("query", np.zeros((2, 3, 3, 64), np.float32)),
+        ("query", np.zeros((2, 4, 3, 64), np.float64)),
+        ("query", np.zeros((2, 4, 65, 64), np.float32)),
+        ("key", np.zeros((2, 2, 4, 64), np.float32)),
+        ("value", np.zeros((2, 2, 3, 64), BFLOAT16)),
+        ("value", None),
+        ("key_cache", np.zeros((2, 2, 21, 64), np.float32)),
+        ("key_cache", np.zeros((2, 2, 20, 64), BFLOAT16)),
+        ("value_cache", np.zeros((2, 2, 20, 32), np.float32)),
+        ("seq_lens", np.zeros(3, np.int32)),
+        ("seq_lens", np.zeros(2, np.int64)),
+        ("seq_lens", np.array([0, 19], np.int32)),
+        ("seq_lens", np.array([-1, 0], np.int32)),
+    ],
+)  # fmt: skip
+def test_a_bad_array_is_refused_by_name(argument, value):
+    case = make_case(**GOOD).changed(**{argument: value})
+    with pytest.raises(ValueError, match=argument):
+        case.run("reference")
+
+
+@pytest.mark.parametrize(
+    "argument, value",
+    [
+        ("draft_lens", np.array([3, 0], np.int32)),
+        ("draft_lens", np.array([-2, 0], np.int32)),
+        ("draft_lens", np.array([1, 0], np.int64)),
+        ("tree", np.array([0, 0, 0], np.int32)),
+        ("tree", np.array([-1, 2, 0], np.int32)),
+        ("tree", np.array([-1, -2, 0], np.int32)),
+        ("tree", np.array([-1, 0], np.int32)),
+        ("block_table", np.zeros((2, 4), np.int32)),
+        ("cache_layout", "BSHD"),
+        ("scale", 0.0),
+        ("scale", float("nan")),
+        ("softcap", -1.0),
+        ("sliding_window", 0),
+        ("sliding_window", 2.5),
+        ("sinks", np.zeros(2, np.float32)),
+        ("key_scale", 2.0),
+        ("value_scale", np.ones(2, np.float32)),
+        ("cache_start", np.array([-1, 0], np.int32)),
+        ("query_positions", np.zeros(1, np.int32)),
+    ],
+)
+def test_a_bad_option_is_refused_by_name(argument, value):
+    case = make_case(**GOOD)
+    with pytest.raises(ValueError, match=argument):
+        case.run("reference", **{argument: value})
+
+
+@pytest.mark.parametrize("entry", [-1, 99])
+def test_a_block_that_does_not_exist_is_refused(entry):
+    case = make_case(**GOOD, cache_layout="NHPD")
+    case.options["block_table"][1, 1] = entry
+    with pytest.raises(ValueError, match="block_table"):
+        case.run("reference")
+
+
+def test_without_lse_the_output_alone_comes_back():
+    case = make_case(6, batch=1, rows=2, slots=20)
+    arrays = (case.query, case.key, case.value, case.key_cache, case.value_cache, case.seq_lens)
+    output = verify_attention(*arrays, backend=BACKEND, **case.options)
+    np.testing.assert_array_equal(output, case.run()[0])
