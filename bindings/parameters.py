@@ -11,12 +11,14 @@ from draft_verify.arrays import is_torch
 
 
 def per_sequence(value: Any, default: float, batch: int, dtype: str, like: Any) -> Any:
-    """`value` as [B] of `dtype`: None is the default, a number holds for all, an array stays as it is.
+    """`value` as [B] of `dtype`: None is the default, a number (or an array of no dimensions) holds for all, an array stays as it is.
 
     `like` is an array of the kind (and on the device) that the result should be.
     """
-    if value is not None and getattr(value, "ndim", 0) > 0:
+    if getattr(value, "ndim", 0) > 0:
         return value
+    if is_torch(value):
+        return value.reshape(1).repeat(batch)
     if is_torch(like):
         return like.new_full((batch,), default if value is None else value, dtype=getattr(sys.modules["torch"], dtype))
     return np.full(batch, default if value is None else value, dtype)
