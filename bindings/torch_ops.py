@@ -41,8 +41,9 @@ _TYPES = {
     "vocab_size": "int?",
     "vocab_start": "int?",
     "K": "int",
+    "num_rows": "int",
 }
-# What an in-place operation writes; these, and key and value with them, may be a tuple with one entry a layer.
+# What an in-place operation writes, and what may be a tuple with one entry a layer.
 _WRITTEN = {
     "commit_window": ("key_cache", "value_cache"),
     "compact_window": ("key_cache", "value_cache"),
@@ -51,6 +52,8 @@ _WRITTEN = {
 _LAYERED = {
     "commit_window": ("key_cache", "value_cache", "key", "value"),
     "compact_window": ("key_cache", "value_cache"),
+    "save_ring": ("key_cache", "value_cache"),
+    "restore_ring": ("key_cache", "value_cache", "saved_key", "saved_value"),
 }
 _OPTIONAL = {"verify_attention": ("key", "value")}  # may be None, but must be said
 
@@ -82,6 +85,8 @@ def call(name: str, arguments: dict[str, Any]) -> Any:
         return tuple(arguments[argument] for argument in written)
     if inspect.signature(_functions[name]).return_annotation == "Acceptance":
         return Acceptance(*results)
+    if name in _LAYERED and isinstance(arguments["key_cache"], tuple | list):
+        return tuple(results[: len(results) // 2]), tuple(results[len(results) // 2 :])
     return results[0] if len(results) == 1 else tuple(results)
 
 
@@ -104,7 +109,7 @@ def _register(name: str, function: Callable) -> None:
         """On any device that runs eagerly."""
         result = arrays.run(function, dict(arguments))
         if name not in _WRITTEN:
-            return [entry for entry in arrays.leaves([result]) if entry is not None]
+            return _flat(result)
         for argument, output in zip(_WRITTEN[name], result):
             for cache, written in zip(_layers(arguments[argument]), _layers(output)):
                 if written is not cache and written.device.type != "cpu":  # CPU caches were written through views
@@ -133,6 +138,12 @@ def _by_name(function: Callable, implementation: Callable) -> Callable:
         return implementation(**arguments.arguments)
 
     return bound
+
+
+def _flat(result: Any) -> list[torch.Tensor]:
+    if isinstance(result, tuple | list):
+        return [leaf for entry in result for leaf in _flat(entry)]
+    return [] if result is None else [result]
 
 
 def _layers(value: Any) -> tuple:
@@ -186,6 +197,14 @@ def _uniforms_outputs(seeds: torch.Tensor, K: int, **_: Any) -> list[torch.Tenso
     return [seeds.new_empty((seeds.shape[0], K + 2), dtype=torch.float32)]
 
 
+def _saved_outputs(
+    key_cache: list, value_cache: list, seq_lens: torch.Tensor, num_rows: int, cache_layout: str, **_: Any
+) -> list[torch.Tensor]:
+    heads = value_cache[0].shape[2 if cache_layout == "NPHD" else 1]
+    shape = (seq_lens.shape[0], heads, num_rows, value_cache[0].shape[3])
+    return [cache.new_empty(shape) for cache in (*key_cache, *value_cache)]
+
+
 _OUTPUTS = {
     "greedy_acceptance": _acceptance_outputs,
     "rejection_sampling": _acceptance_outputs,
@@ -193,6 +212,7 @@ _OUTPUTS = {
     "typical_acceptance": _acceptance_outputs,
     "verify_attention": _attention_outputs,
     "merge_attention": _merged_outputs,
+    "save_ring": _saved_outputs,
     "select_state": _selected_outputs,
     "select_hidden": _selected_outputs,
     "uniforms_for": _uniforms_outputs,

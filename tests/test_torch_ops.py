@@ -24,6 +24,18 @@ def caches(layers=1):
     return tuple(values(B, HEADS, SLOTS, D, seed=layer) for layer in range(layers))
 
 
+def laws(*shape, seed=0):
+    exponentials = np.exp(values(*shape, seed=seed))
+    return exponentials / exponentials.sum(-1, keepdims=True)
+
+
+def uniforms(columns):
+    return np.random.default_rng(7).uniform(0.01, 0.99, (B, columns)).astype(np.float32)
+
+
+DRAFTS = ints([1, 4, 2], [7, -1, 3])
+LOGITS = values(B, T, V)
+
 # One or more calls of each operation, with NumPy arrays; a tuple is one array a layer.
 SAMPLES = {
     "commit_window": [
@@ -43,16 +55,31 @@ SAMPLES = {
             {},
         ),
     ],
+    "compact_window": [((*caches(2), ints(3, 5), ints([0, 2, -1, -1], [0, 1, 3, -1]), ints(1, 2)), {})],
+    "save_ring": [((*caches(2), ints(3, 15), 4), {}), ((caches(2), caches(2), ints(3, 15), 4), {})],
+    "restore_ring": [
+        ((*caches(2), values(B, HEADS, T, D, seed=3), values(B, HEADS, T, D, seed=4), ints(3, 15), ints(1, 0)), {})
+    ],
+    "greedy_acceptance": [((DRAFTS, LOGITS), {"draft_lens": ints(3, 2), "vocab_size": 9})],
+    "rejection_sampling": [
+        ((DRAFTS, LOGITS, uniforms(T + 1)), {"draft_logits": values(B, T - 1, V, seed=2), "temperature": 0.7}),
+        (
+            (DRAFTS, LOGITS, uniforms(T + 1)),
+            {"draft_probs": laws(B, T - 1, V), "temperature": np.array([0, 2], np.float32), "draft_lens": ints(-1, 3)},
+        ),
+    ],
+    "uniforms_for": [((np.array([3, 5], np.int64), ints(10, 11), 3), {"purpose": "draft"})],
 }
+MODULES = {"save_ring": "ring", "restore_ring": "ring"}
 for name in SAMPLES:
-    importlib.import_module(f"draft_verify.{name}")
+    importlib.import_module(f"draft_verify.{MODULES.get(name, name)}")
 torch_ops = importlib.import_module("draft_verify.torch_ops")
 CASES = [(name, i) for name, calls in SAMPLES.items() for i in range(len(calls))]
 
 
 def sample(name, i):
     """The public function, and fresh torch and NumPy copies of its arguments."""
-    function = getattr(importlib.import_module(f"draft_verify.{name}"), name)
+    function = getattr(importlib.import_module(f"draft_verify.{MODULES.get(name, name)}"), name)
     args, kwargs = SAMPLES[name][i]
     as_arrays = [each(value, lambda array: array.copy()) for value in args]
     as_tensors = [each(value, lambda array: torch.from_numpy(array.copy())) for value in args]
@@ -67,7 +94,7 @@ def each(value, change):
 
 
 def flat(result):
-    return [np.asarray(entry) for entry in arrays.leaves(result if isinstance(result, tuple) else (result,))]
+    return [np.asarray(entry) for entry in torch_ops._flat(result) if hasattr(entry, "dtype")]
 
 
 def operator_arguments(name, args, kwargs):
@@ -78,7 +105,7 @@ def operator_arguments(name, args, kwargs):
     def listed(parameter, value):
         if parameter in layered:
             return list(value) if isinstance(value, tuple) else [value]
-        return value
+        return value if parameter in torch_ops._TYPES else torch_ops._tensor(value, torch.device("cpu"))
 
     return tuple(map(listed, parameters, args)), {key: listed(key, value) for key, value in kwargs.items()}
 
@@ -93,7 +120,7 @@ def test_every_public_operation_is_an_operator_with_a_sample_here():
 def test_tensors_give_what_arrays_give(name, i):
     function, (args, kwargs), (tensors, tensor_kwargs) = sample(name, i)
     expected, result = function(*args, **kwargs), function(*tensors, **tensor_kwargs)
-    assert all(torch.is_tensor(leaf) for leaf in arrays.leaves(result if isinstance(result, tuple) else (result,)))
+    assert all(torch.is_tensor(leaf) for leaf in torch_ops._flat(result))
     for ours, theirs in zip(flat(result), flat(expected), strict=True):
         np.testing.assert_array_equal(ours, theirs)
         assert ours.dtype == theirs.dtype
@@ -139,3 +166,39 @@ def test_export_traces_it(name, i):
     result = program.module()(*tensors, **tensor_kwargs)
     for ours, theirs in zip(flat(result), flat(function(*args, **kwargs)), strict=True):
         np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32", "uint64"])
+def test_uniforms_in_a_devices_graph_are_the_hosts_bit_for_bit(dtype):
+    from draft_verify import philox
+    from draft_verify.reference.uniforms_for import uniforms_for
+
+    info = np.iinfo(dtype)
+    random = np.random.default_rng(3).integers(info.min, info.max, 200, dtype=dtype, endpoint=True)
+    seeds = np.concatenate([random, np.array([0, 1, info.min, info.max], dtype)])
+    positions = np.random.default_rng(4).integers(0, 2**31, len(seeds), dtype=np.int32)
+    for purpose in ("verify", "draft"):
+        expected = uniforms_for(seeds, positions, 7, purpose)
+        result = philox.uniforms(torch.from_numpy(seeds), torch.from_numpy(positions), 7, purpose)
+        np.testing.assert_array_equal(result.numpy(), expected)
+
+
+def test_uniforms_in_a_devices_graph_never_leave_the_integers_that_fp32_holds():
+    """Every intermediate stays below 2^24, where fp32 arithmetic is integer arithmetic."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from draft_verify import philox
+
+    largest = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            if function.overloadpacket in (torch.ops.aten.mul, torch.ops.aten.add) and result.dtype == torch.int32:
+                largest.append(int(result.max()))
+            return result
+
+    seeds = torch.full((4,), -1, dtype=torch.int32)
+    with Watch():
+        philox.uniforms(seeds, torch.full((4,), 2**31 - 1, dtype=torch.int32), 7, "verify")
+    assert 2**22 < max(largest) < 2**24
