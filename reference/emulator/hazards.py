@@ -11,6 +11,7 @@ import numpy as np
 
 from .control import core_barrier
 from .instruction import Call
+from .opaque import VirtualRegister
 from .program import Block, Loop, Program
 from .tensor import NkiTensor, Storage
 
@@ -46,7 +47,9 @@ class _Order:
         self.pairs = pairs
         self.bits: dict[Call, int] = {}
         self.reads: dict[Storage, list[tuple[Call, bool]]] = {}
-        self.after: dict = {}  # what touched a tile, register, fixed HBM address, instruction or region -> bits
+        # For each tile, register, fixed HBM address, instruction or region: the reads behind its writes and its reads.
+        self.written: dict = {}
+        self.read: dict = {}
 
     def block(self, block: Block) -> None:
         for item in block.items:
@@ -58,33 +61,42 @@ class _Order:
                 self.call(item)
 
     def call(self, call: Call) -> None:
-        moving, fixed = [], []
-        for _, tensor, access in call.tensors():
-            suspect = tensor.storage in self.suspects
-            (moving if suspect and tensor.is_indirect() else fixed).append((tensor, access))
-        keys = {tensor.storage for tensor, _ in fixed} | {tensor.storage for _, tensor in call.indices()}
-        keys |= {value for value in call.args.values() if hasattr(value, "frozen")} | set(call.depends)
-        keys |= {t.scalar_offset for t, _ in moving if t.scalar_offset is not None and t.scalar_offset not in keys}
-        if call.region is not None:
-            keys.add(call.region)
-        if call.instruction is core_barrier:
-            keys.add(call.data.storage)
+        used, set_ = self._keys(call)
         behind = 0
-        for key in keys:
-            behind |= self.after.get(key, 0)
-        for tensor, access in (*moving, *fixed):
-            storage = tensor.storage
-            if storage in self.suspects and access == "write":
-                for read, read_moves in self.reads.get(storage, ()):
-                    if (read_moves or tensor.is_indirect()) and not behind & self.bits[read] and read is not call:
-                        self.pairs.setdefault(call, set()).add(read)
-        for tensor, access in (*moving, *fixed):
-            if tensor.storage in self.suspects and access == "read":
+        for key in used:
+            behind |= self.written.get(key, 0)
+        for key in set_:
+            behind |= self.written.get(key, 0) | self.read.get(key, 0)
+        suspect = [(t, access, t.is_indirect()) for _, t, access in call.tensors() if t.storage in self.suspects]
+        for tensor, access, moves in suspect:
+            for read, read_moves in self.reads.get(tensor.storage, ()) if access == "write" else ():
+                if (moves or read_moves) and read is not call and not behind & self.bits[read]:
+                    self.pairs.setdefault(call, set()).add(read)
+        for tensor, access, moves in suspect:
+            if access == "read":
                 self.bits.setdefault(call, 1 << len(self.bits))
-                self.reads.setdefault(tensor.storage, []).append((call, tensor.is_indirect()))
+                self.reads.setdefault(tensor.storage, []).append((call, moves))
         behind |= self.bits.get(call, 0)
-        for key in (*keys, call):
-            self.after[key] = self.after.get(key, 0) | behind
+        for key in used:
+            self.read[key] = self.read.get(key, 0) | behind
+        for key in (*set_, call):
+            self.written[key] = self.written.get(key, 0) | behind
+
+    def _keys(self, call: Call) -> tuple[set, set]:
+        """What the call reads, and what it writes or stands in line with: tiles, registers, fixed HBM addresses."""
+        used: set = {tensor.storage for _, tensor in call.indices()} | set(call.depends)
+        set_: set = {call.region} - {None}
+        for _, tensor, access in call.tensors():
+            if not (tensor.is_indirect() and tensor.storage in self.suspects):
+                (set_ if access == "write" else used).add(tensor.storage)
+            if isinstance(tensor.scalar_offset, VirtualRegister):
+                used.add(tensor.scalar_offset)
+        for name, value in call.args.items():
+            if isinstance(value, VirtualRegister):
+                (set_ if name == "dst" else used).add(value)
+        if call.instruction is core_barrier:
+            set_.add(call.data.storage)
+        return used, set_
 
 
 def runs(tensor: NkiTensor, offset: int, rows: np.ndarray | None) -> tuple[np.ndarray, int]:
