@@ -33,12 +33,8 @@ def uniforms_for(
         ValueError: a shape, dtype or value that does not fit.
     """
     checks.uniforms_for(seeds, positions, K, purpose, tuple(PURPOSES))
-    if backend == "device":
-        from draft_verify import philox  # only who has a device has torch
-
-        return philox.uniforms(seeds, positions, K, purpose)
     if is_torch(seeds):  # on a device, or being traced
-        from draft_verify import philox
+        from draft_verify import philox  # only who has a tensor has torch
 
         return philox.uniforms(seeds, positions, K, purpose)
     return reference(seeds, positions, K, purpose)
