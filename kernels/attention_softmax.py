@@ -329,12 +329,17 @@ def log_sum_exp(lse, sums):
         nisa.dma_copy(dst=total, src=sums.ap(pattern=pattern, offset=first))
         nisa.dma_copy(dst=negative_max, src=sums.ap(pattern=pattern, offset=size + first))
 
-        result = tile((partitions, columns))
-        nothing = tile((partitions, columns))
-        nisa.tensor_scalar(dst=result, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
-        nisa.activation(dst=result, op=nl.log, data=result)
-        nisa.tensor_tensor(dst=result, data1=result, data2=negative_max, op=nl.subtract)
-        # MASKED twice is -inf in fp32.
-        nisa.tensor_scalar(dst=nothing, data=total, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=MASKED)
-        nisa.scalar_tensor_tensor(dst=result, data=nothing, op0=nl.multiply, operand0=2.0, op1=nl.add, operand1=result)
-        nisa.dma_copy(dst=lse.ap(pattern=pattern, offset=first), src=result)
+        nisa.dma_copy(dst=lse.ap(pattern=pattern, offset=first), src=log_of_sum(total, negative_max))
+
+
+def log_of_sum(total, negative_max):
+    """A tile of maximum + log(total), -inf where the total is 0."""
+    result = tile(total.shape)
+    nothing = tile(total.shape)
+    nisa.tensor_scalar(dst=result, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
+    nisa.activation(dst=result, op=nl.log, data=result)
+    nisa.tensor_tensor(dst=result, data1=result, data2=negative_max, op=nl.subtract)
+    # MASKED twice is -inf in fp32.
+    nisa.tensor_scalar(dst=nothing, data=total, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=MASKED)
+    nisa.scalar_tensor_tensor(dst=result, data=nothing, op0=nl.multiply, operand0=2.0, op1=nl.add, operand1=result)
+    return result

@@ -1,0 +1,111 @@
+"""merge_attention: outputs over disjoint sets of keys become one, weighed by their log-sum-exps."""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from .attention_plan import NOTHING_SEEN, PARTITIONS, tile
+from .attention_softmax import MASKED, SMALLEST_SUM, log_of_sum
+
+
+@nki.jit
+def merge_attention(outputs, lses):
+    """Rows on partitions, 128 at a time in a runtime loop, shards one after the other.
+
+    Args:
+        outputs: [n, B, Hq, T, D].
+        lses: [n, B, Hq, T] fp32.
+
+    Returns:
+        output [B, Hq, T, D] of outputs' dtype, lse [B, Hq, T] fp32.
+    """
+    _, batch, heads, window, head_dim = outputs.shape
+    rows = batch * heads * window
+    output = nl.ndarray((batch, heads, window, head_dim), dtype=outputs.dtype, buffer=nl.shared_hbm)
+    lse = nl.ndarray((batch, heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
+
+    # Each core takes half of the rows; the loop runs equally often on both, the rest of a half is unrolled.
+    half = rows // nl.num_programs(0)
+    first = half * nl.program_id(0)
+    last = rows if nl.program_id(0) == nl.num_programs(0) - 1 else first + half
+    whole = half // PARTITIONS * PARTITIONS
+
+    def merge_at(row):
+        merge_rows(outputs, lses, output, lse, PARTITIONS, first, row)
+
+    if whole > 0:
+        nl.fori_loop(nisa.register_alloc(0), whole, merge_at, step=PARTITIONS)
+    for row in range(first + whole, last, PARTITIONS):
+        merge_rows(outputs, lses, output, lse, min(PARTITIONS, last - row), row, None)
+    return output, lse
+
+
+def merge_rows(outputs, lses, output, lse, count, first, row):
+    """Merges `count` rows from `first` on, counted from `row`, a register or None."""
+    shards, batch, heads, window, head_dim = outputs.shape
+    rows = batch * heads * window
+    by_row = outputs.reshape((shards * rows, head_dim))
+    logs = tile((count, shards))
+    nisa.dma_copy(
+        dst=logs,
+        src=lses.reshape((shards * rows, 1)).ap(
+            pattern=[[1, count], [rows, shards]], offset=first, scalar_offset=row, indirect_dim=0
+        ),
+    )
+    # A shard that saw nothing has a log-sum-exp of -inf and a weight of exp(-inf + finite) = 0.
+    negative_max = tile((count, 1))
+    weights = tile((count, shards))
+    total = tile((count, 1))
+    nisa.tensor_reduce(dst=negative_max, op=nl.maximum, data=logs, axis=1, negate=True)
+    nisa.tensor_scalar(dst=negative_max, data=negative_max, op0=nl.minimum, operand0=NOTHING_SEEN)
+    nisa.activation(
+        dst=weights,
+        op=nl.exp,
+        data=logs,
+        bias=negative_max,
+        reduce_op=nl.add,
+        reduce_res=total,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+    empty = tile((count, shards), nl.uint8)
+    nisa.tensor_scalar(dst=empty, data=logs, op0=nl.less, operand0=MASKED)
+
+    summed = tile((count, head_dim))
+    nisa.memset(dst=summed, value=0.0)
+    for shard in range(shards):
+        loaded = tile((count, head_dim), outputs.dtype)
+        nisa.dma_copy(
+            dst=loaded,
+            src=by_row.ap(
+                pattern=[[head_dim, count], [1, head_dim]],
+                offset=(shard * rows + first) * head_dim,
+                scalar_offset=row,
+                indirect_dim=0,
+            ),
+        )
+        # A weight of 0 would not silence a NaN.
+        nisa.tensor_copy_predicated(dst=loaded, src=0.0, predicate=empty[:, shard : shard + 1].broadcast(1, head_dim))
+        nisa.scalar_tensor_tensor(
+            dst=summed,
+            data=loaded,
+            op0=nl.multiply,
+            operand0=weights[:, shard : shard + 1],
+            op1=nl.add,
+            operand1=summed,
+        )
+
+    inverse = tile((count, 1))
+    result = tile((count, head_dim), output.dtype)
+    nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
+    nisa.reciprocal(dst=inverse, data=inverse)
+    nisa.tensor_scalar(dst=result, data=summed, op0=nl.multiply, operand0=inverse)
+    nisa.dma_copy(
+        dst=output.reshape((rows, head_dim)).ap(
+            pattern=[[head_dim, count], [1, head_dim]], offset=first * head_dim, scalar_offset=row, indirect_dim=0
+        ),
+        src=result,
+    )
+    nisa.dma_copy(
+        dst=lse.reshape((rows, 1)).ap(pattern=[[1, count], [1, 1]], offset=first, scalar_offset=row, indirect_dim=0),
+        src=log_of_sum(total, negative_max),
+    )
