@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from draft_verify.reference.emulator.__main__ import main
 from draft_verify.reference.emulator.lint import lint, lint_file
 
 KERNELS = sorted((Path(__file__).parents[2] / "kernels").glob("*.py"))
@@ -274,3 +275,13 @@ def test_a_named_instruction_in_a_helper_called_twice_is_refused():
 @pytest.mark.parametrize("path", KERNELS, ids=lambda path: path.name)
 def test_our_kernels_pass_the_lint(path):
     assert [str(finding) for finding in lint_file(path)] == []
+
+
+def test_the_command_line_prints_findings_and_fails(tmp_path, capsys):
+    wrong, right = tmp_path / "wrong.py", tmp_path / "right.py"
+    wrong.write_text("def kernel(x):\n    return [v for v in x]\n")
+    right.write_text("def kernel(x):\n    return x\n")
+    assert main(["lint", str(right)]) == 0
+    assert capsys.readouterr().out == ""
+    assert main(["lint", str(right), str(wrong)]) == 1
+    assert capsys.readouterr().out.startswith(f"{wrong}:2: python-subset: list comprehension")
