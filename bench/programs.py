@@ -1,0 +1,44 @@
+"""The traced programs behind a call of a public function."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from draft_verify.reference.emulator import Program
+from draft_verify.reference.emulator.trips import count_trips
+
+from .shapes import Case, zeros
+
+
+@contextlib.contextmanager
+def instead_of_running(programs: list[Program]) -> Iterator[None]:
+    """Inside, programs are collected with their trip counts and return zeros instead of running."""
+    run = Program.run
+
+    def collect(program: Program, *arrays: np.ndarray):
+        if any(loop.static_trips is None for block in program.cores for loop in block.loops()):
+            Program.run = run
+            try:
+                count_trips(program, *arrays)
+            finally:
+                Program.run = collect
+        programs.append(program)
+        outputs = tuple(np.zeros(tensor.shape, tensor.dtype.np) for tensor in program.output_tensors())
+        return outputs if isinstance(program.outputs, tuple) else outputs[0]
+
+    Program.run = collect
+    try:
+        yield
+    finally:
+        Program.run = run
+
+
+def programs_of(case: Case, lnc: int) -> list[Program]:
+    """The programs that a case launches on the emulator, with the trip counts its inputs give."""
+    programs: list[Program] = []
+    with instead_of_running(programs):
+        case.call(zeros, backend="emulator", lnc=lnc)
+    return programs
