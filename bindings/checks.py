@@ -54,6 +54,7 @@ def in_range(argument: str, value: Any, low: float, high: float, what: str) -> N
 
 CACHE_LAYOUTS = ("BHSD", "BHDS", "NHPD", "NPHD")
 MAX_WINDOW = 128  # rows of a window and sequences of a batch are spread over the 128 partitions
+MAX_CONV_PART = 16384  # elements on a partition, twice: before and after the shift
 MAX_RING_POSITION = 1 << 24  # the kernel divides positions in fp32
 
 
@@ -163,6 +164,35 @@ def restore_ring(
             array(argument, entry, shape, (dtype_name(key_caches[0]),))
     array("num_accepted", num_accepted, (seq_lens.shape[0],), ("int32",))
     in_range("num_accepted", num_accepted, -1, rows - 1, f"-1 (empty slot) to T - 1 = {rows - 1}")
+
+
+def select_rows(argument: str, rows: Any, num_accepted: Any) -> None:
+    """Checks [B, T, ...] of which one row a sequence is taken."""
+    expect(hasattr(rows, "shape") and len(rows.shape) >= 3, argument, getattr(rows, "shape", rows), "[B, T, ...]")
+    array(argument, rows, tuple(rows.shape), FLOATS)
+    batch, window = rows.shape[:2]
+    size = int(np.prod(rows.shape))
+    expect(0 < size < 2**31, argument, f"{size} elements", "1 to 2^31 - 1: indices are int32")
+    expect(batch <= MAX_WINDOW, argument, f"{batch} sequences", f"1 to {MAX_WINDOW}")
+    array("num_accepted", num_accepted, (batch,), ("int32",))
+    in_range("num_accepted", num_accepted, -1, window - 1, f"-1 (empty slot) to T - 1 = {window - 1}")
+
+
+def shift_conv_window(history: Any, num_accepted: Any, num_rows: int) -> None:
+    """Checks [B, C, W - 1 + T] of which W - 1 columns a sequence are taken."""
+    array("history", history, ("B", "C", "W - 1 + T"), FLOATS)
+    batch, channels, length = history.shape
+    expect(1 <= num_rows < length, "num_rows", num_rows, f"1 to {length - 1}: at least one column is kept")
+    # The kernel spreads channels over the largest number of partitions, at most 128, that divides them.
+    part = channels // max(parts for parts in range(1, MAX_WINDOW + 1) if channels % parts == 0)
+    expect(
+        0 < part * length <= MAX_CONV_PART,
+        "history",
+        f"{channels} channels of {length} columns",
+        f"channels that divide into at most 128 equal parts of {MAX_CONV_PART} elements or fewer",
+    )
+    array("num_accepted", num_accepted, (batch,), ("int32",))
+    in_range("num_accepted", num_accepted, -1, num_rows - 1, f"-1 (empty slot) to T - 1 = {num_rows - 1}")
 
 
 def caches(
