@@ -54,9 +54,7 @@ def draft_cache_lens(seq_lens: Any, num_accepted: Any, draft_lens: Any) -> Any:
     Returns:
         [B]: seq_lens + min(num_accepted + 1, draft_lens); an empty slot keeps its length.
     """
-    kept = num_accepted + 1
-    all_accepted = kept > draft_lens
-    return seq_lens + kept - all_accepted * (num_accepted >= 0)
+    return seq_lens + num_accepted + (num_accepted < draft_lens) + (num_accepted < 0)
 
 
 def _blocks(length: Any, block_size: int) -> Any:
