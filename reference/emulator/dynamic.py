@@ -81,22 +81,49 @@ class Step:
                 finish.append((memory.view(target), ~inside, memory.view(target).copy(), ~inside))
         for name, tensor in self.tracked_reads:
             _check_written(memory, name, tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
+        before = [self._touched(tensor, offsets, rows) for tensor, write in self.contended if write]
         self.call.instruction.body(*self.args)
         for destination, at, value, select in finish:
             destination[at] = value[select]
         for tensor in self.written:
             if tensor.storage.tracked:
                 mark(memory.written[tensor.storage], tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
-        for tensor, write in self.contended:
-            masks = memory.contention[tensor.storage].masks
-            mark(masks[self.call.core, write], tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
-
+        self._contend(before, offsets, rows)
         if self.watched:
             memory.last_read[self.call] = [
                 (t.storage, hazards.runs(t, offsets.get(id(t), 0), rows.get(id(t)))) for t in self.watched
             ]
         for tensor in self.written if self.overtakes else ():
             self._check_order(tensor, hazards.runs(tensor, offsets.get(id(tensor), 0), rows.get(id(tensor))))
+
+    def _touched(self, tensor: NkiTensor, offsets, rows) -> np.ndarray:
+        """A copy of what an operand addresses now."""
+        at = rows.get(id(tensor))
+        values = (
+            self.memory.view(tensor, offsets.get(id(tensor), 0)) if at is None else row_view(self.memory, tensor)[at]
+        )
+        return np.array(values, order="C")
+
+    def _contend(self, before: list[np.ndarray], offsets, rows) -> None:
+        """Records what this core touched of contended tensors; it may repeat the other core's values, not change them."""
+        before = iter(before)
+        for tensor, write in self.contended:
+            contention, core = self.memory.contention[tensor.storage], self.call.core
+            offset, at = offsets.get(id(tensor), 0), rows.get(id(tensor))
+            if write:
+                theirs = _mask(contention.written[1 - core], tensor, offset, at)
+                bits = f"u{contention.written[1 - core].unit}"
+                old, new = (values.view(bits).reshape(theirs.shape)
+                            for values in (next(before), self._touched(tensor, offsets, rows)))  # fmt: skip
+                if (theirs & (old != new)).any():
+                    raise Refusal("race: both cores write the same bytes, and not the same values", tensor=tensor)
+                mark(contention.written[core], tensor, offset, at)
+            else:
+                own = _mask(contention.written[core], tensor, offset, at)
+                if at is None:
+                    contention.read[core].region(tensor, offset)[...] |= ~own
+                else:
+                    _row_mask(contention.read[core], tensor)[at] |= ~own
 
     def _check_order(self, tensor: NkiTensor, written) -> None:
         for read in self.overtakes:
@@ -184,6 +211,11 @@ def _row_mask(state: Written, tensor: NkiTensor) -> np.ndarray:
     if tensor.vector_offset is not None:
         shape, strides = (row_limit(tensor), *shape[1:]), (tensor.index_stride, *strides[1:])
     return state.region(NkiTensor(tensor.storage, shape, strides, tensor.offset, tensor.dtype))
+
+
+def _mask(state: Written, tensor: NkiTensor, offset: int, rows) -> np.ndarray:
+    """The mask of what an operand addresses; of scattered rows a copy."""
+    return state.region(tensor, offset) if rows is None else _row_mask(state, tensor)[rows]
 
 
 def mark(state: Written, tensor: NkiTensor, offset: int = 0, rows=None) -> None:

@@ -55,6 +55,10 @@ class Written:
         self.mask = None
         self.left = storage.size  # units not written yet
 
+    @property
+    def empty(self) -> bool:
+        return not self.everything and (self.mask is None or not self.mask.any())
+
     def copy(self) -> Written:
         twin = Written(self.storage, self.everything)
         twin.unit, twin.left = self.unit, self.left
@@ -64,7 +68,7 @@ class Written:
     def region(self, tensor: NkiTensor, offset: int = 0) -> np.ndarray:
         """The mask of what a tensor addresses."""
         if self.mask is None:
-            self.mask = np.zeros(self.storage.nbytes // self.unit, bool)
+            self.mask = np.full(self.storage.nbytes // self.unit, self.everything)
         if tensor.itemsize % self.unit:
             self.mask = np.repeat(self.mask, self.unit // tensor.itemsize)
             self.left *= self.unit // tensor.itemsize

@@ -121,26 +121,41 @@ def _check_shared(program: Program) -> None:
     cores = [_accesses(block) for block in program.cores]
     for storage in [storage for storage in cores[0] if storage in cores[1] and storage.written]:
         for mine, theirs in (cores, reversed(cores)):
-            _check_storage(program, storage, mine[storage], theirs[storage])
+            for epoch in {access.barriers for access in mine[storage] if access.write}:
+                _check_interval(
+                    storage,
+                    [access for access in mine[storage] if access.write and access.barriers == epoch],
+                    [access for access in theirs[storage] if access.barriers == epoch],
+                )
 
 
-def _check_storage(program: Program, storage: Storage, mine: list[_Access], theirs: list[_Access]) -> None:
-    """Writes of one core against all accesses of the other, between barriers on the storage."""
-    for epoch in sorted({access.barriers for access in mine if access.write}):
-        writes = [access for access in mine if access.write and access.barriers == epoch]
-        others = [access for access in theirs if access.barriers == epoch]
-        if not others:
+def _check_interval(storage: Storage, writes: list[_Access], others: list[_Access]) -> None:
+    """Writes of one core against all accesses of the other, between two barriers on the storage.
+
+    Both cores may write the same bytes where they write the same values, which a run checks: it is noted. What a core
+    has written itself it may then also read.
+    """
+    if others and any(access.tensor.is_indirect() for access in (*writes, *others)):
+        storage.contended = True
+    written, own = Written(storage), Written(storage)
+    for access in writes:
+        if not access.tensor.is_indirect():
+            written.region(access.tensor)[...] = True
+    for access in others:
+        if access.tensor.is_indirect() or written.mask is None:
             continue
-        if any(access.tensor.is_indirect() for access in (*writes, *others)):
+        common = written.region(access.tensor)
+        if access.write:
+            own.region(access.tensor)[...] = True
+        if not common.any():
+            continue
+        culprit = next(w for w in writes if not w.tensor.is_indirect() and _overlap(w.tensor, access.tensor))
+        if access.write or not (common & ~own.region(access.tensor)).any():
             storage.contended = True
-        written = Written(storage)
-        for access in writes:
-            if not access.tensor.is_indirect():
-                written.region(access.tensor)[...] = True
-        for access in others:
-            if not access.tensor.is_indirect() and written.mask is not None and written.region(access.tensor).any():
-                culprit = next(w for w in writes if not w.tensor.is_indirect() and _overlap(w.tensor, access.tensor))
-                _report(culprit, access)
+            culprit.call.note(f"core {access.call.core} writes the same bytes of {storage.name} too: harmless only "
+                              "where both write the same values")  # fmt: skip
+        else:
+            _report(culprit, access)
 
 
 def _overlap(one: NkiTensor, other: NkiTensor) -> bool:
@@ -149,44 +164,40 @@ def _overlap(one: NkiTensor, other: NkiTensor) -> bool:
     return bool(mask.region(other).any())
 
 
-def _report(write: _Access, other: _Access) -> None:
-    verb = "writes" if other.write else "reads"
+def _report(write: _Access, read: _Access) -> None:
     storage = write.tensor.storage
-    if write.meetings != other.meetings:
-        write.call.note(f"core {other.call.core} {verb} the same bytes of {storage.name} ({other.call.source}); what "
-                        "lies between them is no core_barrier on that tensor")  # fmt: skip
+    if write.meetings != read.meetings:
+        write.call.note(f"core {read.call.core} reads the same bytes of {storage.name} ({read.call.source}); what lies "
+                        "between them is no core_barrier on that tensor")  # fmt: skip
         return
-    refusal = Refusal(f"race: core {other.call.core} {verb} the same bytes without a core_barrier on the tensor between",
-                      tensor=storage.name, here=write.tensor, there=f"{other.tensor} at {other.call.source}")  # fmt: skip
+    refusal = Refusal(f"race: core {read.call.core} reads the same bytes without a core_barrier on the tensor between",
+                      tensor=storage.name, here=write.tensor, there=f"{read.tensor} at {read.call.source}")  # fmt: skip
     refusal.where = f"{write.call.source}: nisa.{write.call.instruction.name}: "
     raise refusal
 
 
 class Contention:
-    """What each core touched of a shared tensor since the last barrier on it, where addresses are run-time values."""
+    """What each core touched of a shared tensor since the last barrier on it, where only a run can tell."""
 
     def __init__(self, storage: Storage):
         self.storage = storage
         self.reset()
 
     def reset(self) -> None:
-        self.masks = {(core, write): Written(self.storage) for core in (0, 1) for write in (False, True)}
+        self.written = (Written(self.storage), Written(self.storage))
+        self.read = (Written(self.storage), Written(self.storage))  # before having written it itself
 
     def check(self) -> None:
-        """Refuses bytes that one core wrote and the other touched; starts a new interval."""
+        """Refuses bytes that one core wrote and the other read; starts a new interval."""
         for core in (0, 1):
-            mine = self.masks[core, True]
-            for write in (False, True):
-                theirs = self.masks[1 - core, write]
-                if _both(mine, theirs):
-                    verb = "wrote" if write else "read"
-                    raise Refusal(f"race: core {core} wrote and core {1 - core} {verb} the same bytes with no "
-                                  "core_barrier on the tensor between", tensor=self.storage)  # fmt: skip
+            if _both(self.written[core], self.read[1 - core]):
+                raise Refusal(f"race: core {core} wrote and core {1 - core} read the same bytes with no core_barrier "
+                              "on the tensor between", tensor=self.storage)  # fmt: skip
         self.reset()
 
 
 def _both(one: Written, other: Written) -> bool:
-    if one.left == one.storage.size and not one.everything or other.left == other.storage.size and not other.everything:
+    if one.empty or other.empty:
         return False
     if one.everything or other.everything:
         return True

@@ -136,7 +136,7 @@ def lone_barrier(x, wrong):
     return scratch
 
 
-@row("20 both cores write the same bytes", "race: core 1 writes the same bytes")
+@row("20 both cores write the same bytes", "writes the same bytes of t1 too: harmless only where")
 def both_write(x, wrong):
     core = nl.program_id(0)
     out = shared((128, 32))
@@ -145,7 +145,7 @@ def both_write(x, wrong):
     return out
 
 
-@row("20 interleaved halves are disjoint, overlapping columns are not", "race: core 1 writes the same bytes")
+@row("20 interleaved halves are disjoint, overlapping columns are not", "core 1 writes the same bytes of t1 too")
 def interleaved(x, wrong):
     core = nl.program_id(0)
     out = shared((128, 64))
@@ -181,7 +181,7 @@ def wrapped(x, count, wrong):
     return out
 
 
-@row("20 scatters of both cores meet in a row", "race: core 0 wrote and core 1 wrote the same bytes", X,
+@row("20 scatters of both cores meet in a row", "race: both cores write the same bytes, and not the same values", X,
      np.arange(8, dtype=np.int32).reshape(2, 4, 1), run_time=True)  # fmt: skip
 def scatters(x, rows, wrong):
     core = nl.program_id(0)
@@ -290,6 +290,18 @@ def test_the_wrong_kernel_is_refused_and_its_twin_runs(name):
             emulator.trace(launched(True), *arrays, strict=True)
         assert re.search(re.escape(__file__) + r":\d+: ", str(refused.value)), "the kernel's line"
     emulator.simulate(launched(False), strict=True)(*[array.copy() for array in arrays])
+
+
+def test_both_cores_may_write_the_same_values_and_read_them_back():
+    def kernel(x, wrong):
+        scratch, out = shared((128, 32)), shared((128, 32))
+        nl.store(scratch, nl.load(x[nl.program_id(0) if wrong else 0]))
+        nl.store(out, nl.load(scratch))
+        return out
+
+    np.testing.assert_array_equal(run(lambda x: kernel(x, False), X, strict=False), X[0])
+    with pytest.raises(emulator.Refusal, match="both cores write the same bytes, and not the same values"):
+        run(lambda x: kernel(x, True), X, strict=False)
 
 
 def test_cross_core_instructions_need_two_cores():
