@@ -24,7 +24,7 @@ from draft_verify.reference.emulator.schedule import Schedule, schedule
 from . import peer
 from .programs import programs_of
 from .shapes import QUERY_HEADS, Case, cases
-from .table import text_table
+from .table import Table
 
 PEER = "attention_tkg"
 
@@ -61,6 +61,9 @@ def measure(case: Case, lnc: int) -> tuple[Row, list[Schedule]]:
         programs = programs_of(case, lnc)
     except (ImportError, ValueError, Refusal) as error:
         row.refused = str(error).splitlines()[0]
+        return row, []
+    if not programs:
+        row.refused = "launches no kernel"
         return row, []
     return row, _fill(row, programs, case.must_move)
 
@@ -123,7 +126,7 @@ def table(rows: list[Row]) -> str:
     unverified = sorted({name for row in rows for name in row.unverified.split("; ") if name})
     if unverified:
         notes.append(f"* UNVERIFIED: {'; '.join(unverified)}. The makespan's overheads are unverified throughout.")
-    return "\n".join(["Modelled times in microseconds, not measured.", "", text_table(header, lines), "", *notes])
+    return "\n".join(["Modelled times in microseconds, not measured.", "", str(Table(header, lines)), "", *notes])
 
 
 def csv_text(rows: list[Row]) -> str:
