@@ -148,11 +148,12 @@ def to_columns(values):
 def to_rows(columns):
     """[n, k] fp32 -> [1, k, n] on partition 0."""
     count, kinds = columns.shape
-    turned = nl.ndarray((1, kinds, count), dtype=nl.float32, buffer=nl.psum)
+    # 128 columns each, so that none crosses a PSUM bank.
+    turned = nl.ndarray((1, kinds, nl.tile_size.pmax), dtype=nl.float32, buffer=nl.psum)
     for kind in range(kinds):
-        nisa.nc_transpose(dst=turned[:, kind], data=columns[:, kind : kind + 1], engine=nisa.engine.tensor)
+        nisa.nc_transpose(dst=turned[:, kind, 0:count], data=columns[:, kind : kind + 1], engine=nisa.engine.tensor)
     result = floats((1, kinds, count))
-    nisa.tensor_copy(dst=result, src=turned)
+    nisa.tensor_copy(dst=result, src=turned[:, :, 0:count])
     return result
 
 

@@ -32,6 +32,23 @@ def one_hot(token: int, vocab_size: int) -> np.ndarray:
     return law
 
 
+def draft_law_at(
+    draft_logits: np.ndarray | None,
+    draft_probs: np.ndarray | None,
+    draft: int,
+    where: tuple[int, int],
+    vocab_size: int,
+    parameters: dict[str, float],
+) -> np.ndarray | None:
+    """The law [vocab_size] that the draft at (sequence, row) was drawn from; None where it holds a NaN or infinity."""
+    if draft_logits is not None:
+        return sampling_law(draft_logits[where][:vocab_size], **parameters)
+    if draft_probs is not None:
+        law = np.asarray(draft_probs[where][:vocab_size], np.float64)
+        return law if np.isfinite(law).all() else None
+    return one_hot(draft, vocab_size)
+
+
 def rejection_sampling(
     draft_tokens: np.ndarray,
     target_logits: np.ndarray,
@@ -66,15 +83,6 @@ def rejection_sampling(
             "min_p": 0.0 if min_p is None else float(min_p[b]),
         }
 
-        def draft_at(row, token, b=b, parameters=parameters):
-            """None where the law holds a NaN or an infinity."""
-            if draft_logits is not None:
-                return sampling_law(draft_logits[b, row, :vocab_size], **parameters)
-            if draft_probs is not None:
-                law = np.asarray(draft_probs[b, row, :vocab_size], np.float64)
-                return law if np.isfinite(law).all() else None
-            return one_hot(token, vocab_size)
-
         accepted = 0
         last = None
         while last is None:
@@ -92,7 +100,9 @@ def rejection_sampling(
                     last = best_token(logits)
             else:
                 target_law = sampling_law(logits, **parameters)
-                draft_law = draft_at(row, draft) if has_draft else None
+                draft_law = None
+                if has_draft:
+                    draft_law = draft_law_at(draft_logits, draft_probs, draft, (b, row), vocab_size, parameters)
                 if draft_law is None:
                     last = draw(target_law, uniforms[b, -2], uniforms[b, -1])
                     result.invalid[b] = has_draft

@@ -1,0 +1,182 @@
+"""Inputs for the acceptance rules, and what a kernel may answer to them given fp32 rounding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import draft_verify
+from draft_verify.reference.acceptance import Acceptance
+from draft_verify.reference.rejection_sampling import draft_law_at, residual_law
+from draft_verify.reference.sampling import best_token, group_size, has_law, sampling_law
+
+LARGEST_UNIFORM = np.nextafter(np.float32(1), np.float32(0))
+SMALLEST_UNIFORM = np.finfo(np.float32).tiny
+
+
+@dataclass
+class Tally:
+    """How many decisions were compared, and how many lay too close to a threshold to compare."""
+
+    decisions: int = 0
+    undecided: int = 0
+    draws: int = 0
+    other_token: int = 0  # allowed by rounding, but not the reference's
+
+    def __str__(self) -> str:
+        return (
+            f"{self.decisions} decisions, {self.undecided} within fp32 rounding of a threshold; "
+            f"{self.draws} draws, {self.other_token} of them a neighbouring token within rounding"
+        )
+
+
+def drawn_from(law: np.ndarray, rng: np.random.Generator) -> int:
+    return int(min(np.searchsorted(np.cumsum(law), rng.random(), side="right"), len(law) - 1))
+
+
+def chain_case(
+    rng: np.random.Generator,
+    batch: int,
+    num_drafts: int,
+    vocab_size: int,
+    dtype: Any,
+    draft: str = "logits",
+    spread: float = 3.0,
+    padding: int = 0,
+    temperatures: tuple[float, ...] = (0.0, 0.6, 1.0, 1.7),
+) -> dict[str, Any]:
+    """Keyword arguments of rejection_sampling: drafts from their own law, ragged lengths, NaN wherever none looks."""
+    width = vocab_size + padding
+    target = (rng.standard_normal((batch, num_drafts + 1, width)) * spread).astype(dtype)
+    noise = rng.standard_normal((batch, num_drafts, width)) * spread * 0.3
+    draft_logits = (target[:, :num_drafts].astype(np.float32) + noise).astype(dtype)
+    temperature = rng.choice(np.array(temperatures, np.float32), batch)
+    draft_lens = rng.integers(-1, num_drafts + 1, batch).astype(np.int32)
+    tokens = np.zeros((batch, num_drafts), np.int32)
+    probs = np.zeros((batch, num_drafts, width), np.float64)
+    for b in range(batch):
+        for row in range(num_drafts):
+            logits = draft_logits[b, row, :vocab_size].astype(np.float64)
+            law = sampling_law(logits, temperature[b] or 1.0)
+            probs[b, row, :vocab_size] = law
+            tokens[b, row] = best_token(logits) if temperature[b] == 0 else drawn_from(law, rng)
+    if num_drafts and rng.random() < 0.3:
+        tokens[rng.integers(batch), rng.integers(num_drafts)] = rng.choice([-1, vocab_size, vocab_size + 7])
+    case = {
+        "draft_tokens": tokens,
+        "target_logits": target,
+        "uniforms": rng.uniform(1e-7, 1, (batch, num_drafts + 2)).astype(np.float32).clip(max=LARGEST_UNIFORM),
+        "temperature": temperature,
+        "draft_lens": draft_lens,
+        "vocab_size": vocab_size,
+    }
+    probs = probs.astype(dtype)
+    for array in (target, draft_logits, probs):
+        array[..., vocab_size:] = np.nan
+        for b in range(batch):
+            array[b, max(draft_lens[b] + (array is target), 0) :] = np.nan
+    if draft == "logits":
+        case["draft_logits"] = draft_logits
+    elif draft == "probs":
+        case["draft_probs"] = probs
+    return case
+
+
+def rounding(logits: np.ndarray, temperature: float) -> float:
+    """Relative error of an fp32 mass exp((x - peak) / T) over its total: (x - peak) / T is rounded twice."""
+    finite = np.abs(logits[np.isfinite(logits)])
+    return float(2.0**-22 * (8 + finite.max(initial=0) / (temperature or 1)))
+
+
+def allowed_tokens(masses: np.ndarray, group_uniform: float, token_uniform: float, error: float) -> set[int]:
+    """Ids that the two-step draw may give when cumulative masses are off by `error` of the total."""
+    size = group_size(len(masses))
+    allowed = set()
+
+    def within(parts: np.ndarray, uniform: float) -> np.ndarray:
+        edges = np.concatenate([[0.0], np.cumsum(parts)]) / parts.sum()
+        return np.flatnonzero((edges[:-1] <= uniform + error) & (edges[1:] >= uniform - error) & (parts > 0))
+
+    groups = [masses[start : start + size] for start in range(0, len(masses), size)]
+    for group in within(np.array([part.sum() for part in groups]), group_uniform):
+        for column in within(groups[group], token_uniform):
+            allowed.add(int(group) * size + int(column))
+    return allowed
+
+
+def assert_chain_agrees(actual: Acceptance, case: dict[str, Any], tally: Tally) -> None:
+    """Every decision is the reference's unless its threshold lies within rounding; every draw is an allowed one."""
+    expected = draft_verify.rejection_sampling(**case, backend="reference")
+    tokens, target, uniforms = case["draft_tokens"], case["target_logits"], case["uniforms"]
+    vocab_size = case.get("vocab_size") or target.shape[2]
+    for b in range(len(tokens)):
+        limit = int(case["draft_lens"][b]) if case.get("draft_lens") is not None else tokens.shape[1]
+        temperature = float(case["temperature"][b]) if case.get("temperature") is not None else 1.0
+        accepted = int(actual.num_accepted[b])
+        rows = accepted + 1
+        assert list(actual.path[b]) == list(range(rows)) + [-1] * (target.shape[1] - rows), (b, actual)
+        assert list(actual.tokens[b, : max(accepted, 0)]) == list(tokens[b, : max(accepted, 0)])
+        assert (actual.tokens[b, rows:] == -1).all()
+        if temperature == 0 or limit < 0:
+            for mine, theirs in zip(actual, expected):
+                np.testing.assert_array_equal(mine[b], theirs[b])
+            tally.decisions += rows
+            continue
+        parameters = {name: float(case[name][b]) for name in ("top_k", "top_p", "min_p") if case.get(name) is not None}
+        for row in range(rows):
+            logits = np.asarray(target[b, row, :vocab_size], np.float64)
+            last = row == accepted
+            if not has_law(logits):
+                assert last and actual.tokens[b, row] == best_token(logits) and actual.invalid[b]
+                break
+            target_law = sampling_law(logits, temperature, **parameters)
+            error = rounding(logits, temperature)
+            draft = int(tokens[b, row]) if row < limit else -1
+            if not 0 <= draft < vocab_size:
+                assert last and not actual.invalid[b]
+                check_draw(actual.tokens[b, row], target_law, uniforms[b], error, tally)
+                break
+            draft_law = draft_law_at(
+                case.get("draft_logits"),
+                case.get("draft_probs"),
+                draft,
+                (b, row),
+                vocab_size,
+                {"temperature": temperature, **parameters},
+            )
+            if draft_law is None:
+                assert last and actual.invalid[b]
+                check_draw(actual.tokens[b, row], target_law, uniforms[b], error, tally)
+                break
+            if case.get("draft_logits") is not None:
+                error += rounding(np.asarray(case["draft_logits"][b, row, :vocab_size], np.float64), temperature)
+            left, right = uniforms[b, row] * draft_law[draft], target_law[draft]
+            tally.decisions += 1
+            if abs(left - right) <= error * (left + right) + 1e-36:
+                tally.undecided += 1
+                break
+            assert (left < right) != last, (b, row, left, right)
+            if last:
+                assert not actual.invalid[b]
+                excess = np.maximum(target_law - draft_law, 0).sum()
+                check_draw(
+                    actual.tokens[b, row],
+                    residual_law(target_law, draft_law),
+                    uniforms[b],
+                    error * 2 / max(excess, error),
+                    tally,
+                )
+
+
+def check_draw(token: int, law: np.ndarray, uniforms: np.ndarray, error: float, tally: Tally) -> None:
+    tally.draws += 1
+    if error > 1e-2:  # a residual of almost nothing is all rounding
+        tally.undecided += 1
+        return
+    exact = allowed_tokens(law, float(uniforms[-2]), float(uniforms[-1]), 0.0)
+    if int(token) not in exact:
+        tally.other_token += 1
+        near = allowed_tokens(law, float(uniforms[-2]), float(uniforms[-1]), error)
+        assert int(token) in near, (token, exact, near, error)
