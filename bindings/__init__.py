@@ -1,8 +1,31 @@
 """Speculative decoding on AWS Trainium2: verification attention, acceptance and KV-cache rollback, as NKI kernels."""
 
+from draft_verify.blocks import blocks_needed, blocks_to_free, draft_cache_lens
+from draft_verify.commit_window import commit_window
+from draft_verify.compact_window import compact_window
 from draft_verify.greedy_acceptance import greedy_acceptance
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.rejection_sampling import rejection_sampling
+from draft_verify.ring import restore_ring, ring_slots, save_ring
+from draft_verify.select_hidden import select_hidden
+from draft_verify.select_state import select_state, shift_conv_window, state_slots
 from draft_verify.uniforms_for import uniforms_for
 
-__all__ = ["Acceptance", "greedy_acceptance", "rejection_sampling", "uniforms_for"]
+__all__ = [
+    "Acceptance",
+    "blocks_needed",
+    "blocks_to_free",
+    "commit_window",
+    "compact_window",
+    "draft_cache_lens",
+    "greedy_acceptance",
+    "rejection_sampling",
+    "restore_ring",
+    "ring_slots",
+    "save_ring",
+    "select_hidden",
+    "select_state",
+    "shift_conv_window",
+    "state_slots",
+    "uniforms_for",
+]
