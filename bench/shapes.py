@@ -7,6 +7,7 @@ The grid is B 1/4/16 sequences, T 4/8/16 window rows, S 2k/8k/32k cache slots, h
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -166,7 +167,8 @@ def acceptance(quick: bool) -> Iterator[Case]:
         typical = {"posterior_threshold": 0.09, "posterior_alpha": 0.3}
         inputs = _acceptance_inputs(point, uniforms=True, **typical)
         yield Case("typical_acceptance", "", point, inputs, point["B"] * point["T"] * row)
-    for point in _grid(quick, B=(1, 4), T=(16, 64), V=(151_936,)):
+    for batch, rows in itertools.product((1,) if quick else (1, 4), (16, 64)):
+        point = {"B": batch, "T": rows, "V": 151_936}
         moved = point["B"] * point["T"] * point["V"] * 2
         yield Case("tree_acceptance", "greedy", point, _tree_inputs(point, rule="greedy"), moved)
         for rule, laws in (("target_only", 1), ("without_replacement", 2)):
