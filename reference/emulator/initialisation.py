@@ -1,7 +1,7 @@
 """What each instruction may rely on having been written: an abstract run of the program in program order.
 
-A read of what was never written is refused (the verifier's BIR182), an accumulation into what no matmul started is
-refused (nc_matmul's documentation), and `accumulate=None` is resolved. A loop whose trip count is not known while
+A read of what was never written is refused (the verifier's BIR182), or noted where the tile is written in part. An
+accumulation into what no matmul started is refused (nc_matmul), and `accumulate=None` is resolved. A loop whose trip count is not known while
 tracing may run no iteration: what its body writes does not count after it on chip, and is followed at run time in HBM.
 """
 
@@ -161,8 +161,14 @@ class _Pass:
         elif tensor.is_indirect():
             raise Refusal(f"{name} is read at a run-time offset before all of it is written", tensor=tensor)
         else:
-            raise Refusal(f"{name} reads what was never written", tensor=tensor,
-                          first_missing=state.first_missing(tensor), allocated=storage.source)  # fmt: skip
+            refusal = Refusal(f"{name} reads what was never written", tensor=tensor,
+                              first_missing=state.first_missing(tensor), allocated=storage.source)  # fmt: skip
+            if not storage.on_chip or state.mask is None or not state.mask.any():
+                raise refusal
+            # Kernels that run on hardware (nki-library's find_nonzero_indices) carry unwritten elements of a tile that
+            # is partly written, and drop them later: the verifier does not look at single elements.
+            storage.poisoned = True
+            call.note(str(refusal))
 
     def psum_state(self, storage: Storage) -> np.ndarray:
         if storage not in self.psum:

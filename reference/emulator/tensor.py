@@ -32,6 +32,7 @@ class Storage:
     written: bool = False  # some instruction has it as a destination
     contended: bool = False  # both cores touch it at run-time addresses
     tracked: bool = False  # which elements are written is known only at run time
+    poisoned: bool = False  # elements that nothing writes are read: they hold NaN
 
     def __str__(self):
         return f"{self.name}{list(self.shape)} {self.dtype}"
