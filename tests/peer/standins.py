@@ -1,0 +1,165 @@
+"""Stand-ins for what nki-library's own tests import and does not come from a public index, or is not needed here."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import itertools
+import sys
+import warnings
+from types import ModuleType, SimpleNamespace
+
+import ml_dtypes
+import numpy as np
+
+from draft_verify.reference import emulator
+
+# Metrics, plots, hosts: imported at the top of modules we do need, never called.
+_UNUSED = ("aws_embedded_metrics", "plotext", "boto3", "botocore", "fabric2", "invoke", "paramiko", "pytest_html")
+
+
+class _Anything(ModuleType):
+    """A module in which every name is a class that does nothing."""
+
+    __path__: list = []  # noqa: RUF012 - what makes a module a package
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return type(name, (), {"__init__": lambda self, *args, **kwargs: None})
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in _UNUSED:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return _Anything(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+def _module(name: str, **contents) -> None:
+    module = ModuleType(name)
+    vars(module).update(contents)
+    sys.modules.setdefault(name, module)
+
+
+def _numpy_dtype(dtype) -> np.dtype:
+    return np.dtype(getattr(dtype, "np", dtype))
+
+
+def _static_cast(array, dtype) -> np.ndarray:
+    """neuron_dtypes: conversion by value."""
+    return np.asarray(array).astype(_numpy_dtype(dtype))
+
+
+def _is_float(dtype) -> bool:
+    dtype = _numpy_dtype(dtype)
+    return np.issubdtype(dtype, np.floating) or dtype.kind == "V" or hasattr(ml_dtypes, dtype.name)
+
+
+def _all_pairs(values, filter_func=lambda row: True):
+    """allpairspy: a set of rows that holds every pair of values which the filter lets pass."""
+    rows = [list(row) for row in itertools.product(*values) if filter_func(list(row))]
+    seen: set = set()
+    for row in rows:
+        pairs = set(itertools.combinations(enumerate(map(repr, row)), 2))
+        if not pairs <= seen:
+            seen |= pairs
+            yield row
+
+
+def _circulant(column) -> np.ndarray:
+    """scipy.linalg: column j is `column` rotated by j."""
+    column = np.asarray(column)
+    index = np.arange(len(column))
+    return column[(index[:, None] - index) % len(column)]
+
+
+class Orchestrator:
+    """Runs a kernel of nki-library's tests on the emulator and holds it against the test's own reference."""
+
+    def __init__(self, *args, **kwargs):
+        pass
+
+    def execute(self, kernel_args) -> None:
+        """kernel_args: their KernelArgs. Raises AssertionError where an output differs from the golden one."""
+        kernel, lnc = emulator.jit(kernel_args.kernel_func), kernel_args.compiler_input.logical_nc_config
+        inputs = {
+            name.removesuffix(".must_alias_input"): _argument(value) for name, value in kernel_args.kernel_input.items()
+        }
+        try:
+            outputs = kernel[lnc](**inputs)
+        except emulator.Refusal as refusal:
+            if "writes the same bytes" not in refusal.rule:
+                raise
+            # Their LNC 2 launches of kernels that do not shard have both cores write all of the output.
+            warnings.warn(f"on one core, since both would write the same bytes: {refusal.where}", stacklevel=2)
+            outputs = kernel[1](**inputs)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        arguments = kernel_args.validation_args
+        expected = getattr(arguments.golden_output, "golden", arguments.golden_output)
+        assert len(outputs) == len(expected), "the kernel returns as many tensors as its reference"
+        for (name, golden), output in zip(expected.items(), outputs):
+            _compare(name, output, golden, arguments)
+
+
+def _argument(value):
+    """What their harness hands to a kernel: nl dtypes for NumPy's, everything else as it is."""
+    if isinstance(value, type) and issubclass(value, np.generic):
+        return emulator.modules()["nki.language"].__dict__[np.dtype(value).name]
+    return value
+
+
+def _compare(name: str, output: np.ndarray, golden, arguments) -> None:
+    from test.integration.nkilib.utils.comparators import maxAllClose
+
+    if hasattr(golden, "validator"):
+        assert golden.validator(None).validate(np.ascontiguousarray(output)), f"{name} fails its own validator"
+        return
+    actual, wanted = output.astype(np.float32), golden.astype(np.float32)
+    close = maxAllClose(actual, wanted, arguments.relative_accuracy, arguments.absolute_accuracy, verbose=1)
+    assert close, f"{name} differs by up to {np.nanmax(np.abs(actual - wanted))}"
+
+
+class NoCollector:
+    """Their metrics collector, collecting nothing."""
+
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+
+
+def install(checkout: str) -> None:
+    """Makes `nkilib_src`, `nkilib` and `test` (their tests) importable from a checkout, on the emulator."""
+    emulator.install()
+    nki = sys.modules["nki"]
+    # Names of earlier releases that their code still mentions in annotations.
+    nki.dtype = nki.language
+    _module("neuronxcc")
+    _module("neuronxcc.nki")
+    _module("neuronxcc.nki.typing", mutable_tensor=nki.typing.mutable_tensor, tensor=nki.typing.tensor)
+    sys.modules["neuronxcc"].nki = sys.modules["neuronxcc.nki"]
+    sys.modules["neuronxcc.nki"].typing = sys.modules["neuronxcc.nki.typing"]
+    _module(
+        "neuron_dtypes",
+        static_cast=_static_cast,
+        is_float_type=_is_float,
+        sizeinbytes=lambda dtype: _numpy_dtype(dtype).itemsize,
+        # Their table of dtypes names the packed ones of trn3 too.
+        __getattr__=lambda name: getattr(ml_dtypes, name, name),
+    )
+    _module("allpairspy", AllPairs=_all_pairs)
+    _module("scipy")
+    _module("scipy.linalg", circulant=_circulant)
+    _module("scipy.special", erf=None, expit=lambda x: 1 / (1 + np.exp(-x)))
+    _module("test.utils.test_orchestrator", Orchestrator=Orchestrator)
+    _module("test.utils.tensor_histogram", TensorHistogram=lambda *args, **kwargs: NoCollector())
+    _module("test.utils.metrics_collector", IMetricsCollector=NoCollector, NoopMetricsCollector=NoCollector,
+            MetricName=SimpleNamespace(), MetricsCollector=NoCollector)  # fmt: skip
+    sys.meta_path.append(_Finder())
+    sys.modules.pop("test", None)
+    sys.path[:0] = [checkout, f"{checkout}/src", f"{checkout}/src/nkilib_src"]
