@@ -19,6 +19,9 @@ class DType(str):
         self.trn3_only = trn3_only
         return self
 
+    def __reduce__(self):
+        return resolve, (str(self),)  # copies are the dtype itself
+
     @property
     def name(self) -> str:
         return str(self)
