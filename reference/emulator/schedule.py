@@ -208,7 +208,6 @@ class _Core:
     def __init__(self, program: Program, block: Block, machine: Machine):
         self.program, self.block, self.machine = program, block, machine
         self.spans: list[Span] = []
-        self.visible = np.zeros(1024)  # of each span, and 0 at the end for "nobody"
         self.free: dict[str, tuple[float, int]] = {name: (0.0, -1) for name in (*ENGINES, "sync")}
         self.registers: dict[VirtualRegister, int] = {}
         self.latest: dict[Storage, int] = {}  # the access of each tensor that ends last
@@ -229,6 +228,8 @@ class _Core:
         }
         self.ordered = {storage: _Ranges() for storage in moved["read"] & moved["write"] if not storage.on_chip}
         self.plans: dict[int, tuple] = {}
+        self.transfers: dict[int, Transfer] = {}
+        self.durations: dict[int, tuple[float, float]] = {}
 
     # The program, in order ---------------------------------------------------------------------------------------
 
@@ -343,7 +344,9 @@ class _Core:
             free += self._table_load(call)
         ready, cause = self._ready(call)
         start = max(free, ready)
-        busy, latency = self._duration(call)
+        if id(call) not in self.durations:
+            self.durations[id(call)] = self._duration(call)
+        busy, latency = self.durations[id(call)]
         number = self._record(
             call, lane, start, start + busy, start + busy + latency, cause if ready > free else before
         )
@@ -389,7 +392,9 @@ class _Core:
     # DMA ---------------------------------------------------------------------------------------------------------
 
     def _dma(self, call: Call) -> None:
-        moved = transfer(call, self.machine)
+        moved = self.transfers.get(id(call))
+        if moved is None:
+            moved = self.transfers[id(call)] = transfer(call, self.machine)
         trigger, cause = self._ready(call)
         begin, before = self.free["sync"]
         if call.loop is not None and begin > trigger:
