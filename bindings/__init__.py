@@ -1,24 +1,31 @@
 """Speculative decoding on AWS Trainium2: verification attention, acceptance and KV-cache rollback, as NKI kernels."""
 
+from draft_verify.acceptance_stats import AcceptanceStats
 from draft_verify.blocks import blocks_needed, blocks_to_free, draft_cache_lens
+from draft_verify.check_pair import check_pair
 from draft_verify.commit_window import commit_window
 from draft_verify.compact_window import compact_window
 from draft_verify.greedy_acceptance import greedy_acceptance
+from draft_verify.merge_attention import merge_attention
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.rejection_sampling import rejection_sampling
 from draft_verify.ring import restore_ring, ring_slots, save_ring
 from draft_verify.select_hidden import select_hidden
 from draft_verify.select_state import select_state, shift_conv_window, state_slots
 from draft_verify.uniforms_for import uniforms_for
+from draft_verify.verify_attention import verify_attention
 
 __all__ = [
     "Acceptance",
+    "AcceptanceStats",
     "blocks_needed",
     "blocks_to_free",
+    "check_pair",
     "commit_window",
     "compact_window",
     "draft_cache_lens",
     "greedy_acceptance",
+    "merge_attention",
     "rejection_sampling",
     "restore_ring",
     "ring_slots",
@@ -28,4 +35,5 @@ __all__ = [
     "shift_conv_window",
     "state_slots",
     "uniforms_for",
+    "verify_attention",
 ]

@@ -197,6 +197,10 @@ def _uniforms_outputs(seeds: torch.Tensor, K: int, **_: Any) -> list[torch.Tenso
     return [seeds.new_empty((seeds.shape[0], K + 2), dtype=torch.float32)]
 
 
+def _shifted_outputs(history: torch.Tensor, num_rows: int, **_: Any) -> list[torch.Tensor]:
+    return [history.new_empty((*history.shape[:2], history.shape[2] - num_rows))]
+
+
 def _saved_outputs(
     key_cache: list, value_cache: list, seq_lens: torch.Tensor, num_rows: int, cache_layout: str, **_: Any
 ) -> list[torch.Tensor]:
@@ -213,6 +217,7 @@ _OUTPUTS = {
     "verify_attention": _attention_outputs,
     "merge_attention": _merged_outputs,
     "save_ring": _saved_outputs,
+    "shift_conv_window": _shifted_outputs,
     "select_state": _selected_outputs,
     "select_hidden": _selected_outputs,
     "uniforms_for": _uniforms_outputs,

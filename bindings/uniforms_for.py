@@ -6,6 +6,7 @@ from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import is_torch, public
+from draft_verify.backends import TRACING, Traced
 from draft_verify.reference.uniforms_for import PURPOSES
 from draft_verify.reference.uniforms_for import uniforms_for as reference
 
@@ -33,7 +34,9 @@ def uniforms_for(
         ValueError: a shape, dtype or value that does not fit.
     """
     checks.uniforms_for(seeds, positions, K, purpose, tuple(PURPOSES))
-    if is_torch(seeds):  # on a device, or being traced
+    if backend == TRACING:
+        raise Traced
+    if is_torch(seeds):  # on a device
         from draft_verify import philox  # only who has a tensor has torch
 
         return philox.uniforms(seeds, positions, K, purpose)

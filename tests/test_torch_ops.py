@@ -1,13 +1,14 @@
 """Every public operation as a torch operator: one schema, traced whole, the same numbers as with NumPy arrays."""
 
-import importlib
-
 import numpy as np
 import pytest
 
+import draft_verify
 from draft_verify import arrays
 
 torch = pytest.importorskip("torch")
+
+from draft_verify import torch_ops  # noqa: E402
 
 B, HEADS, SLOTS, D, T, V = 2, 2, 16, 8, 4, 11
 
@@ -36,6 +37,9 @@ def uniforms(columns):
 DRAFTS = ints([1, 4, 2], [7, -1, 3])
 LOGITS = values(B, T, V)
 
+QUERY = values(B, 2 * HEADS, T, D, seed=8)
+WINDOW = (values(B, HEADS, T, D, seed=9), values(B, HEADS, T, D, seed=10))
+
 # One or more calls of each operation, with NumPy arrays; a tuple is one array a layer.
 SAMPLES = {
     "commit_window": [
@@ -60,6 +64,14 @@ SAMPLES = {
     "restore_ring": [
         ((*caches(2), values(B, HEADS, T, D, seed=3), values(B, HEADS, T, D, seed=4), ints(3, 15), ints(1, 0)), {})
     ],
+    "verify_attention": [
+        ((QUERY, *WINDOW, *caches(2), ints(3, 9)), {"draft_lens": ints(3, 1), "softcap": 20.0}),
+        (
+            (QUERY, None, None, *caches(2), ints(3, 9)),
+            {"return_lse": True, "scale": 0.3, "query_positions": ints(3, 9)},
+        ),
+    ],
+    "merge_attention": [((values(3, B, HEADS, T, D), values(3, B, HEADS, T)), {})],
     "greedy_acceptance": [((DRAFTS, LOGITS), {"draft_lens": ints(3, 2), "vocab_size": 9})],
     "rejection_sampling": [
         ((DRAFTS, LOGITS, uniforms(T + 1)), {"draft_logits": values(B, T - 1, V, seed=2), "temperature": 0.7}),
@@ -68,18 +80,17 @@ SAMPLES = {
             {"draft_probs": laws(B, T - 1, V), "temperature": np.array([0, 2], np.float32), "draft_lens": ints(-1, 3)},
         ),
     ],
+    "select_state": [((values(B, T, 3, 5), ints(2, -1)), {})],
+    "select_hidden": [((values(B, T, 6), ints(0, 3)), {})],
+    "shift_conv_window": [((values(B, 5, 3 + T), ints(1, -1), T), {})],
     "uniforms_for": [((np.array([3, 5], np.int64), ints(10, 11), 3), {"purpose": "draft"})],
 }
-MODULES = {"save_ring": "ring", "restore_ring": "ring"}
-for name in SAMPLES:
-    importlib.import_module(f"draft_verify.{MODULES.get(name, name)}")
-torch_ops = importlib.import_module("draft_verify.torch_ops")
 CASES = [(name, i) for name, calls in SAMPLES.items() for i in range(len(calls))]
 
 
 def sample(name, i):
     """The public function, and fresh torch and NumPy copies of its arguments."""
-    function = getattr(importlib.import_module(f"draft_verify.{MODULES.get(name, name)}"), name)
+    function = getattr(draft_verify, name)
     args, kwargs = SAMPLES[name][i]
     as_arrays = [each(value, lambda array: array.copy()) for value in args]
     as_tensors = [each(value, lambda array: torch.from_numpy(array.copy())) for value in args]
