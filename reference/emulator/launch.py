@@ -10,6 +10,8 @@ from enum import Enum
 
 import numpy as np
 
+from draft_verify.reference.tensors import is_torch, to_numpy, to_torch
+
 from . import capacity, context, dtypes, initialisation, races
 from .instruction import Refusal
 from .program import Program
@@ -54,10 +56,8 @@ class Kernel:
         program = self.programs.get(key)
         if program is None:
             program = self.programs[key] = self._trace(arguments, strict)
-        results = program.run(*map(as_numpy, arrays))
-        if not any(map(_is_torch, arrays)):
-            return results
-        return tuple(map(_to_torch, results)) if isinstance(results, tuple) else _to_torch(results)
+        results = program.run(*map(to_numpy, arrays))
+        return to_torch(results) if any(map(is_torch, arrays)) else results
 
     def trace(self, args, kwargs, strict: bool = False) -> Program:
         """The program for arguments like these; of arrays only shape and dtype are looked at."""
@@ -132,44 +132,15 @@ def trace(kernel, *args, strict: bool = False, **kwargs) -> Program:
     return jit(kernel).trace(args, kwargs, strict)
 
 
-def _is_torch(value) -> bool:
-    return type(value).__module__.partition(".")[0] == "torch" and hasattr(value, "data_ptr")
-
-
 def _is_array(value) -> bool:
-    return isinstance(value, np.ndarray) or _is_torch(value)
-
-
-_TORCH_BITS = {"torch.bfloat16": ("int16", "bfloat16"), "torch.float8_e4m3fn": ("int8", "float8_e4m3"),
-               "torch.float8_e5m2": ("int8", "float8_e5m2")}  # fmt: skip
-
-
-def as_numpy(array) -> np.ndarray:
-    """A NumPy view of a torch CPU tensor that shares its memory; NumPy arrays as they are."""
-    if not _is_torch(array):
-        return array
-    import torch
-
-    bits = _TORCH_BITS.get(str(array.dtype))
-    if bits is None:
-        return array.detach().numpy()
-    return array.detach().view(getattr(torch, bits[0])).numpy().view(dtypes.resolve(bits[1]).np)
-
-
-def _to_torch(array: np.ndarray):
-    import torch
-
-    for name, (bits, nki) in _TORCH_BITS.items():
-        if array.dtype == dtypes.resolve(nki).np:
-            return torch.from_numpy(array.view(bits)).view(getattr(torch, name.removeprefix("torch.")))
-    return torch.from_numpy(array)
+    return isinstance(value, np.ndarray) or is_torch(value)
 
 
 def _dtype_of(array):
     """The nl dtype an array arrives as. Looks at dtype only."""
-    if _is_torch(array):
-        bits = _TORCH_BITS.get(str(array.dtype))
-        dtype = dtypes.resolve(bits[1] if bits else str(array.dtype).removeprefix("torch."))
+    if is_torch(array):
+        name = str(array.dtype).removeprefix("torch.")
+        dtype = dtypes.resolve("float8_e4m3" if name == "float8_e4m3fn" else name)
     else:
         dtype = dtypes.from_numpy(array.dtype)
     if dtype is None:
