@@ -111,12 +111,8 @@ def _access_pattern(name: str, tensor) -> None:
 
 def _base_partitions(call: Call) -> None:
     starts = {name: t.start_partition for name, t, access in call.tensors() if access == "read" and t.is_sbuf}
-    if len(set(starts.values())) > 1 and call.instruction.name not in _OWN_PARTITIONS:
+    if len(set(starts.values())) > 1:
         raise Refusal("SBUF inputs of one instruction start at the same partition (BIR297)", start_partitions=starts)
-
-
-# memset-like predication reads its own destination, which may lie elsewhere.
-_OWN_PARTITIONS: set[str] = set()
 
 
 def _overlap(call: Call) -> None:
@@ -126,8 +122,10 @@ def _overlap(call: Call) -> None:
         if access != "write":
             continue
         for name, read, read_access in tensors:
-            # A [P, 1] operand is loaded before the data streams.
-            if read_access == "write" or read.storage is not written.storage or read.free_size == 1:
+            if read_access == "write" or read.storage is not written.storage:
+                continue
+            # A [P, 1] operand is loaded before the data streams, a [P, 1] result written after it.
+            if read.free_size == 1 or written.free_size == 1:
                 continue
             if read.scalar_offset is not None or written.scalar_offset is not None:
                 continue
