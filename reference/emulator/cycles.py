@@ -135,6 +135,12 @@ def gpsimd_serial(call: Call) -> float:
 
 
 @_engine_cycles
+def n_gather(call: Call) -> float:
+    """UNVERIFIED: no published cost; four cycles an index, however long the data it points into."""
+    return trn2.gpsimd_cycles + 4 * call.indices.free_size
+
+
+@_engine_cycles
 def partition_reduce(call: Call) -> float:
     """UNVERIFIED: no published cost beyond "slow"; a GpSimd core walks its 16 partitions."""
     return trn2.gpsimd_cycles + 16 * elements(call)

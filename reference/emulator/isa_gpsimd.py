@@ -152,7 +152,7 @@ def _check_n_gather(call: Call) -> None:
 
 
 @instruction(
-    writes="dst", reads="data indices", engine=engines.gpsimd, check=_check_n_gather, cycles=cycles.gpsimd_serial
+    writes="dst", reads="data indices", engine=engines.gpsimd, check=_check_n_gather, cycles=cycles.n_gather
 )
 def nc_n_gather(dst, data, indices, name=None):
     """dst[p, i] = data[p, indices[p, i]], data's free dimensions flattened."""
