@@ -208,12 +208,11 @@ def store_chain(outputs, first, tokens, accepted, emitted, active, good, invalid
 
 
 def row_index(offset, base, stride):
-    """[1, B] int32: base + sequence * stride + offset."""
-    _, count = offset.shape
-    index = floats((1, count))
-    nisa.iota(dst=index, pattern=[[stride, count]], offset=base, channel_multiplier=0)
+    """[1, B] fp32: base + sequence * stride + offset."""
+    index = floats(offset.shape)
+    nisa.iota(dst=index, pattern=[[stride, offset.shape[1]]], offset=base, channel_multiplier=0)
     nisa.tensor_tensor(dst=index, data1=index, data2=offset, op=nl.add)
-    return to_int(index)
+    return index
 
 
 def to_int(values):

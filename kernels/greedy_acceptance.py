@@ -12,21 +12,19 @@ from .chain import (
     load_tokens,
     over_rows,
     proposed,
-    row_index,
     row_numbers,
     sequence_chunks,
     store_chain,
     to_rows,
     usable,
 )
-from .statistics import best_of_sequence, combine_lanes, first_of_largest, lane_statistics, load_finite_row
+from .statistics import combine_lanes, first_of_largest, lane_statistics, replace_spoiled
 from .vocabulary import (
     NUM_GROUPS,
     first_ids,
     floats,
     tensor_scalar,
     tensor_tensor,
-    transpose,
 )
 
 
@@ -78,16 +76,11 @@ def verify_chunk(outputs, first, count, draft_tokens, target_logits, draft_lens,
     nisa.tensor_tensor(dst=accept, data1=accept, data2=has_law, op=nl.multiply)
     accepted = leading_count(accept, row_number)
 
-    # The row after the last accepted draft is read once more, since it may hold a NaN that hid its best entry.
-    index = row_index(accepted, first * rows, rows)
-    lanes = floats((NUM_GROUPS, 2, count))
-    for sequence in range(count):
-        column = slice(sequence, sequence + 1)
-        load_finite_row(
-            target_logits, index[:, column], lanes[:, 0, column], lanes[:, 1, column], vocab_size, partition_ids
-        )
-    emitted = to_rows(best_of_sequence(transpose(lanes[:, 0]), transpose(lanes[:, 1])))
-
     chosen = tensor_tensor(row_number, over_rows(accepted, rows), nl.equal)
-    invalid = tensor_scalar(at_row(by_row[:, 1:2], chosen)[:, 0], nl.multiply, -1.0, nl.add, 1.0)
-    store_chain(outputs, first, tokens, accepted, emitted[:, 0], active, good, invalid, row_number)
+    last = at_row(by_row, chosen)
+    spoiled = tensor_scalar(last[:, 1], nl.multiply, -1.0, nl.add, 1.0)
+    nisa.tensor_tensor(dst=spoiled, data1=spoiled, data2=active, op=nl.multiply)
+    emitted = floats((1, count))
+    nisa.tensor_copy(dst=emitted, src=last[:, 0])
+    replace_spoiled(emitted, spoiled, accepted, first, target_logits, vocab_size, partition_ids)
+    store_chain(outputs, first, tokens, accepted, emitted, active, good, spoiled, row_number)

@@ -28,13 +28,12 @@ from .chain import (
 )
 from .draw import draw
 from .statistics import (
-    best_of_sequence,
     combine_lanes,
     entry_at,
     exp_below,
     first_of_largest,
     lane_statistics,
-    load_finite_row,
+    replace_spoiled,
 )
 from .vocabulary import (
     FILL,
@@ -43,7 +42,6 @@ from .vocabulary import (
     floats,
     group_size,
     load_row_at,
-    row_width,
     spread,
     tensor_scalar,
     tensor_tensor,
@@ -53,7 +51,7 @@ from .vocabulary import (
 MASS_BYTES = 98304  # of a partition, for the masses of a chunk's last rows
 
 # What the first phase says about a row, in the order it is moved between layouts.
-TARGET_OK, DRAFT_OK, TEST, MATCH, TARGET_PEAK, TARGET_TOTAL, DRAFT_PEAK, DRAFT_TOTAL = 0, 1, 2, 3, 4, 5, 6, 7
+TARGET_OK, DRAFT_OK, TEST, BEST, TARGET_PEAK, TARGET_TOTAL, DRAFT_PEAK, DRAFT_TOTAL = 0, 1, 2, 3, 4, 5, 6, 7
 HAS_DRAFT, TOKEN, ROW_FACTS = 8, 9, 10
 
 
@@ -79,7 +77,7 @@ def rejection_sampling(
     batch, rows, _ = target_logits.shape
     outputs = allocate_outputs(batch, rows)
     # Two fp32 masses an id: the target's and the residual's.
-    for first, count in sequence_chunks(batch, rows, 8 * row_width(vocab_size), MASS_BYTES):
+    for first, count in sequence_chunks(batch, rows, 8 * group_size(vocab_size), MASS_BYTES):
         verify_chunk(
             outputs,
             first,
@@ -158,13 +156,13 @@ def verify_chunk(
     nisa.tensor_tensor(dst=invalid, data1=invalid, data2=last[:, TARGET_OK], op=nl.subtract)
     nisa.tensor_scalar(dst=invalid, data=invalid, op0=nl.add, operand0=1.0)
 
-    by_law = tensor_tensor(active, last[:, TARGET_OK], nl.multiply)
-    drawn, best = last_tokens(
+    has_law = tensor_tensor(active, last[:, TARGET_OK], nl.multiply)
+    drawn = drawn_tokens(
         first,
         count,
         accepted,
         last,
-        by_law,
+        has_law,
         residual,
         scale,
         target_logits,
@@ -172,9 +170,13 @@ def verify_chunk(
         draft_law,
         draft_kind,
         vocab_size,
-        partition_ids,
     )
-    nisa.tensor_tensor(dst=by_law, data1=by_law, data2=sampled, op=nl.multiply)
+    best = floats((1, count))
+    nisa.tensor_copy(dst=best, src=last[:, BEST])
+    replace_spoiled(
+        best, tensor_tensor(active, has_law, nl.subtract), accepted, first, target_logits, vocab_size, partition_ids
+    )
+    by_law = tensor_tensor(has_law, sampled, nl.multiply)
     emitted = select(by_law, drawn, best)
     store_chain(outputs, first, tokens, accepted, emitted, active, good, invalid, row_number)
 
@@ -241,7 +243,7 @@ def row_statistics(
     nisa.tensor_tensor(dst=left, data1=left, data2=draft_mass, op=nl.multiply)
     right = tensor_tensor(mass, draft_total, nl.multiply)
     nisa.tensor_tensor(dst=found[:, TEST : TEST + 1], data1=left, data2=right, op=nl.less)
-    nisa.tensor_tensor(dst=found[:, MATCH : MATCH + 1], data1=best, data2=token, op=nl.equal)
+    nisa.tensor_copy(dst=found[:, BEST : BEST + 1], src=best)
     nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=total, op0=nl.greater, operand0=0.0)
     nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=peak)
     nisa.tensor_copy(dst=found[:, TARGET_TOTAL : TARGET_TOTAL + 1], src=total)
@@ -253,7 +255,8 @@ def accepted_rows(facts, greedy):
     _, _, _, rows = facts.shape
     by_law = tensor_tensor(facts[:, TEST], facts[:, DRAFT_OK], nl.multiply)
     # by_law + greedy * (match - by_law)
-    accept = tensor_tensor(facts[:, MATCH], by_law, nl.subtract)
+    accept = tensor_tensor(facts[:, BEST], facts[:, TOKEN], nl.equal)
+    nisa.tensor_tensor(dst=accept, data1=accept, data2=by_law, op=nl.subtract)
     nisa.tensor_tensor(dst=accept, data1=accept, data2=over_rows(greedy, rows), op=nl.multiply)
     nisa.tensor_tensor(dst=accept, data1=accept, data2=by_law, op=nl.add)
     nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, TARGET_OK], op=nl.multiply)
@@ -261,22 +264,10 @@ def accepted_rows(facts, greedy):
     return accept
 
 
-def last_tokens(
-    first,
-    count,
-    accepted,
-    last,
-    has_law,
-    residual,
-    scale,
-    target_logits,
-    uniforms,
-    draft_law,
-    draft_kind,
-    vocab_size,
-    partition_ids,
+def drawn_tokens(
+    first, count, accepted, last, has_law, residual, scale, target_logits, uniforms, draft_law, draft_kind, vocab_size
 ):
-    """The token after the accepted drafts, both ways: drawn from the law, and the target's best; [1, B] each.
+    """[1, B]: the token after the accepted drafts, drawn from the residual law or the target's own.
 
     Args:
         accepted, scale: [1, B].
@@ -286,7 +277,7 @@ def last_tokens(
     """
     batch, rows, _ = target_logits.shape
     drafts = rows - 1
-    width = row_width(vocab_size)
+    size = group_size(vocab_size)
 
     # What the lanes need of each sequence; without a residual nothing of the draft's, which may be NaN.
     lane_values = floats((1, 4, count))
@@ -309,20 +300,17 @@ def last_tokens(
         nisa.tensor_scalar(dst=lane_values[:, 2:4], data=lane_values[:, 2:4], op0=nl.multiply, operand0=-1.0)
     on_lanes = spread(transpose(lane_values.reshape((1, 4 * count))))
 
-    target_row = row_index(accepted, first * rows, rows)
+    # Past the end where there is nothing to read: the DMA then leaves the tile alone.
+    target_row = to_int(select(has_law, row_index(accepted, first * rows, rows), float(batch * rows)))
     if draft_kind != "one_hot":
-        # Past the end without a residual: the DMA then leaves the tile alone.
-        draft_row = floats((1, count))
-        nisa.iota(dst=draft_row, pattern=[[drafts, count]], offset=first * drafts, channel_multiplier=0)
-        nisa.tensor_tensor(dst=draft_row, data1=draft_row, data2=accepted, op=nl.add)
-        draft_row = to_int(select(residual, draft_row, float(batch * drafts)))
+        draft_row = to_int(select(residual, row_index(accepted, first * drafts, drafts), float(batch * drafts)))
     else:
-        ids = floats((NUM_GROUPS, width))
-        nisa.iota(dst=ids, pattern=[[1, width]], offset=0, channel_multiplier=group_size(vocab_size))
+        ids = floats((NUM_GROUPS, size))
+        nisa.iota(dst=ids, pattern=[[1, size]], offset=0, channel_multiplier=size)
 
-    target_masses = floats((NUM_GROUPS, count, width))
-    residual_masses = floats((NUM_GROUPS, count, width))
-    lanes = floats((NUM_GROUPS, 4, count))
+    target_masses = floats((NUM_GROUPS, count, size))
+    residual_masses = floats((NUM_GROUPS, count, size))
+    lanes = floats((NUM_GROUPS, 2, count))
     for sequence in range(count):
         column = slice(sequence, sequence + 1)
         values = []
@@ -330,9 +318,9 @@ def last_tokens(
             values.append(on_lanes[:, kind * count + sequence : kind * count + sequence + 1])
         lane_scale, target_bias, draft_value, ratio = values
 
-        logits = load_finite_row(
-            target_logits, target_row[:, column], lanes[:, 2, column], lanes[:, 3, column], vocab_size, partition_ids
-        )
+        logits = nl.ndarray((NUM_GROUPS, size), dtype=target_logits.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=logits, value=FILL)
+        load_row_at(logits, target_logits, target_row[:, column], vocab_size)
         target_mass = target_masses[:, sequence]
         nisa.activation(
             dst=target_mass,
@@ -351,7 +339,7 @@ def last_tokens(
                 dst=mass, data=ids, op0=nl.not_equal, operand0=draft_value, op1=nl.multiply, operand1=target_mass
             )
         else:
-            law = nl.ndarray((NUM_GROUPS, width), dtype=draft_law.dtype, buffer=nl.sbuf)
+            law = nl.ndarray((NUM_GROUPS, size), dtype=draft_law.dtype, buffer=nl.sbuf)
             nisa.memset(dst=law, value=FILL if draft_kind == "logits" else 0.0)
             load_row_at(law, draft_law, draft_row[:, column], vocab_size)
             if draft_kind == "logits":
@@ -370,13 +358,14 @@ def last_tokens(
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
 
-    groups = floats((count, 4, NUM_GROUPS))
-    for kind in range(4):
-        nisa.tensor_copy(dst=groups[:, kind], src=transpose(lanes[:, kind]))
-    best = best_of_sequence(groups[:, 2], groups[:, 3])
-    drawn = draw(residual_masses, target_masses, groups[:, 0], groups[:, 1], residual, uniforms, first, vocab_size)
-    both = floats((count, 2))
-    nisa.tensor_copy(dst=both[:, 0:1], src=drawn)
-    nisa.tensor_copy(dst=both[:, 1:2], src=best)
-    tokens = to_rows(both)
-    return tokens[:, 0], tokens[:, 1]
+    drawn = draw(
+        residual_masses,
+        target_masses,
+        transpose(lanes[:, 0]),
+        transpose(lanes[:, 1]),
+        residual,
+        uniforms,
+        first,
+        vocab_size,
+    )
+    return transpose(drawn)

@@ -6,17 +6,20 @@ Lanes first (a partition of a row's tile at a time), then rows, whose lanes are 
 import nki.isa as nisa
 import nki.language as nl
 
+from .chain import row_index, to_int
 from .vocabulary import (
     BIG_ID,
+    BLOCK,
     FILL,
     LOWEST_PEAK,
+    MIN_COLUMNS,
     NUM_GROUPS,
     ROW_TILE_BYTES,
     allocate_rows,
     floats,
     load_row_at,
     load_rows,
-    row_width,
+    searched_width,
     tensor_scalar,
     transpose,
 )
@@ -45,11 +48,10 @@ def lane_statistics(law, first, count, law_rows, rows, kind, scales, vocab_size,
             if kind == "probs":
                 lane_sums(tile, totals[:, low:high])
             else:
-                lane_maxima(tile, maxima[:, low:high])
                 if law_rows == rows:
-                    for i in range(stop - start):
-                        column = slice(low + i, low + i + 1)
-                        lane_candidates(tile[:, i], maxima[:, column], candidates[:, column], partition_ids)
+                    lane_best(tile, maxima[:, low:high], candidates[:, low:high], partition_ids)
+                else:
+                    lane_maxima(tile, maxima[:, low:high])
                 lane_totals(tile, totals[:, low:high], maxima[:, low:high], scales[:, low:high])
     if law_rows < rows:
         return transpose(maxima), transpose(totals), None
@@ -58,7 +60,7 @@ def lane_statistics(law, first, count, law_rows, rows, kind, scales, vocab_size,
 
 def row_tiles(rows, law, vocab_size):
     """(start, stop) of the tiles that `rows` rows of one sequence are read in."""
-    row_bytes = row_width(vocab_size) * (4 if law.dtype == nl.float32 else 2)
+    row_bytes = searched_width(vocab_size) * (4 if law.dtype == nl.float32 else 2)
     step = max(1, ROW_TILE_BYTES // row_bytes)
     tiles = []
     for start in range(0, rows, step):
@@ -96,17 +98,6 @@ def exp_below(entry, peak, scale):
     return result
 
 
-def best_of_sequence(maxima, candidates):
-    """[B, 1]: the best id of each sequence's row from [B, 128] lanes; 0 where no entry is above -inf."""
-    count = maxima.shape[0]
-    peak = floats((count, 1))
-    nisa.tensor_reduce(dst=peak, op=nl.maximum, data=maxima, axis=1)
-    best = first_of_largest(maxima, candidates, peak)
-    some = tensor_scalar(peak, nl.greater, FILL)
-    nisa.tensor_tensor(dst=best, data1=best, data2=some, op=nl.multiply)
-    return best
-
-
 def lane_maxima(tile, maxima):
     """Largest entry of each lane of each row of `tile` [128, R, width] -> maxima [128, R] fp32, finite or NaN."""
     _, num_rows, _ = tile.shape
@@ -116,16 +107,62 @@ def lane_maxima(tile, maxima):
     nisa.tensor_scalar(dst=maxima, data=largest, op0=nl.maximum, operand0=LOWEST_PEAK)
 
 
-def lane_candidates(row, largest, candidates, partition_ids):
-    """Per lane of a row [128, width], the id of the first entry that equals `largest` [128, 1] -> candidates [128, 1].
+def lane_best(tile, maxima, candidates, partition_ids):
+    """`lane_maxima`, and the id of the first entry of each lane that equals it -> candidates [128, R] fp32.
 
-    A lane without one may give any number; the vals and the row must have one dtype to compare bit for bit.
+    A lane that holds a NaN may give any number. Long lanes are searched by blocks: the pass that finds the maximum
+    leaves the blocks' maxima, then one block of each lane is gathered, instead of a second pass over all.
     """
-    vals = nl.ndarray((NUM_GROUPS, 8), dtype=row.dtype, buffer=nl.sbuf)
-    index = nl.ndarray((NUM_GROUPS, 8), dtype=nl.uint32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=vals, src=largest.broadcast(1, 8))
-    nisa.nc_find_index8(dst=index, data=row, vals=vals)
-    nisa.tensor_scalar(dst=candidates, data=index[:, 0:1], op0=nl.add, operand0=partition_ids)
+    _, num_rows, width = tile.shape
+    largest = nl.ndarray((NUM_GROUPS, num_rows), dtype=tile.dtype, buffer=nl.sbuf)
+    if width < MIN_COLUMNS * BLOCK:
+        nisa.tensor_reduce(dst=largest, op=nl.maximum, data=tile, axis=2)
+        index = first_indices(tile, largest)
+        nisa.tensor_scalar(dst=candidates, data=index, op0=nl.add, operand0=partition_ids)
+    else:
+        blocks = width // BLOCK
+        block_maxima = nl.ndarray((NUM_GROUPS, num_rows, blocks), dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.tensor_reduce(
+            dst=block_maxima, op=nl.maximum, data=tile.reshape((NUM_GROUPS, num_rows, blocks, BLOCK)), axis=3
+        )
+        nisa.tensor_reduce(dst=largest, op=nl.maximum, data=block_maxima, axis=2)
+        start = floats((NUM_GROUPS, num_rows))
+        # A lane with a NaN may have found none: stay inside the tile.
+        nisa.tensor_scalar(
+            dst=start,
+            data=first_indices(block_maxima, largest),
+            op0=nl.minimum,
+            operand0=float(blocks - 1),
+            op1=nl.multiply,
+            operand1=float(BLOCK),
+        )
+        position = floats((NUM_GROUPS, num_rows, BLOCK))
+        nisa.iota(dst=position, pattern=[[width, num_rows], [1, BLOCK]], offset=0, channel_multiplier=0)
+        whole = nl.ndarray((NUM_GROUPS, num_rows, BLOCK), dtype=nl.uint32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=whole, data1=position, data2=start.expand_dim(2).broadcast(2, BLOCK), op=nl.add)
+        block = nl.ndarray((NUM_GROUPS, num_rows, BLOCK), dtype=tile.dtype, buffer=nl.sbuf)
+        nisa.nc_n_gather(dst=block, data=tile, indices=whole)
+        nisa.scalar_tensor_tensor(
+            dst=candidates,
+            data=first_indices(block, largest),
+            op0=nl.add,
+            operand0=partition_ids,
+            op1=nl.add,
+            operand1=start,
+        )
+    nisa.tensor_scalar(dst=maxima, data=largest, op0=nl.maximum, operand0=LOWEST_PEAK)
+
+
+def first_indices(rows, values):
+    """Where each of `values` [128, R] first stands in its row of `rows` [128, R, n], both of one dtype, bit for bit.
+
+    Returns a view [128, R] uint32; all ones where it does not.
+    """
+    _, num_rows, _ = rows.shape
+    index = nl.ndarray((NUM_GROUPS, num_rows, 8), dtype=nl.uint32, buffer=nl.sbuf)
+    for row in range(num_rows):
+        nisa.nc_find_index8(dst=index[:, row], data=rows[:, row], vals=values[:, row : row + 1].broadcast(1, 8))
+    return index[:, :, 0]
 
 
 def lane_totals(tile, totals, maxima, scale):
@@ -201,25 +238,51 @@ def first_of_largest(maxima, candidates, peak):
     return best
 
 
-def load_finite_row(logits, index, maxima, candidates, vocab_size, partition_ids):
-    """The row that `index` [1, 1] int32 names, as [128, width] with FILL for NaN and infinities, and its lanes' best.
+def best_finite(logits, index, maxima, candidates, vocab_size, partition_ids):
+    """As `lane_best` for the row that `index` [1, 1] int32 names, NaN and infinities left out.
 
     Args:
-        maxima, candidates: [128, 1] fp32, written, for `best_of_sequence`.
+        maxima, candidates: [128, 1] fp32, written; maximum LOWEST_PEAK where a lane has no finite entry.
     """
-    row = allocate_rows(1, logits.dtype, vocab_size, FILL)[:, 0]
-    load_row_at(row, logits, index, vocab_size)
-    is_finite = nl.ndarray(row.shape, dtype=nl.uint8, buffer=nl.sbuf)
-    clean = nl.ndarray(row.shape, dtype=row.dtype, buffer=nl.sbuf)
+    width = searched_width(vocab_size)
+    row = allocate_rows(1, width, logits.dtype, vocab_size, FILL)
+    load_row_at(row[:, 0], logits, index, vocab_size)
+    is_finite = nl.ndarray(row.shape, dtype=nl.uint16, buffer=nl.sbuf)
+    finite = nl.ndarray(row.shape, dtype=row.dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_finite, data=row, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)
-    nisa.select_reduce(
-        dst=clean,
-        predicate=is_finite,
-        on_true=row,
-        on_false=FILL,
-        reduce_res=maxima,
-        reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        reduce_op=nl.maximum,
-    )
-    lane_candidates(clean, maxima, candidates, partition_ids)
-    return clean
+    nisa.select_reduce(dst=finite, predicate=is_finite, on_true=row, on_false=FILL)
+    lane_best(finite, maxima, candidates, partition_ids)
+
+
+def replace_spoiled(best, spoiled, accepted, first, logits, vocab_size, partition_ids):
+    """Overwrites `best` [1, B] where `spoiled` [1, B] is set by the best finite id of row `accepted`, 0 without one.
+
+    Spoiled rows hold NaN or nothing finite. They are rare, so their second read and search stand in a loop of no
+    trips when there are none; but not on two cores, which must make equally many, while their sequences differ.
+    """
+    _, count = best.shape
+    index = to_int(row_index(accepted, first * logits.shape[1], logits.shape[1]))
+    mask = nl.ndarray((1, count), dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=mask, src=spoiled)
+
+    def search(trip):
+        lanes = floats((NUM_GROUPS, 2, count))
+        for sequence in range(count):
+            column = slice(sequence, sequence + 1)
+            best_finite(logits, index[:, column], lanes[:, 0, column], lanes[:, 1, column], vocab_size, partition_ids)
+        maxima = transpose(lanes[:, 0])
+        peak = floats((count, 1))
+        nisa.tensor_reduce(dst=peak, op=nl.maximum, data=maxima, axis=1)
+        found = first_of_largest(maxima, transpose(lanes[:, 1]), peak)
+        some_finite = tensor_scalar(peak, nl.greater, LOWEST_PEAK)
+        nisa.tensor_tensor(dst=found, data1=found, data2=some_finite, op=nl.multiply)
+        nisa.tensor_copy_predicated(dst=best, src=transpose(found), predicate=mask)
+
+    if nl.num_programs(0) == 1:
+        some = floats((1, 1))
+        nisa.tensor_reduce(dst=some, op=nl.maximum, data=spoiled, axis=1)
+        trips = nisa.register_alloc()
+        nisa.register_load(trips, to_int(some))
+        nl.fori_loop(0, trips, search)
+    else:
+        search(0)

@@ -14,6 +14,7 @@ import nki.language as nl
 
 NUM_GROUPS = 128
 MIN_COLUMNS = 8  # the least that nc_find_index8 takes
+BLOCK = 32  # ids of a lane that share a maximum: about as many as there are blocks in a lane of 152k ids
 FILL = -(2.0**127)  # what lanes without an id hold: below every logit, exact and finite in bf16 too
 LOWEST_PEAK = -1.0e30  # stands in for -inf where a maximum is subtracted; its scaled value stays finite
 BIG_ID = 16777216.0  # above every id; integers below it are exact in fp32
@@ -24,17 +25,22 @@ def group_size(vocab_size):
     return (vocab_size + NUM_GROUPS - 1) // NUM_GROUPS
 
 
-def row_width(vocab_size):
-    """Columns of a row's tile."""
-    return max(group_size(vocab_size), MIN_COLUMNS)
+def searched_width(vocab_size):
+    """Columns of a row's tile that is searched for its best id: in whole blocks where that is done by blocks."""
+    size = group_size(vocab_size)
+    if size < MIN_COLUMNS * BLOCK:
+        return max(size, MIN_COLUMNS)
+    return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def allocate_rows(num_rows, dtype, vocab_size, fill):
+def allocate_rows(num_rows, width, dtype, vocab_size, fill):
     """Tile [128, num_rows, width]; lanes that no id fills hold `fill`."""
     size = group_size(vocab_size)
-    tile = nl.ndarray((NUM_GROUPS, num_rows, row_width(vocab_size)), dtype=dtype, buffer=nl.sbuf)
-    if vocab_size < NUM_GROUPS * size or row_width(vocab_size) > size:
+    tile = nl.ndarray((NUM_GROUPS, num_rows, width), dtype=dtype, buffer=nl.sbuf)
+    if vocab_size < NUM_GROUPS * size:
         nisa.memset(dst=tile, value=fill)
+    elif width > size:
+        nisa.memset(dst=tile[:, :, size:width], value=fill)
     return tile
 
 
@@ -44,7 +50,7 @@ def load_rows(rows, first, num_rows, vocab_size, fill):
     full = vocab_size // size
     rest = vocab_size - full * size
     row_stride = rows.shape[len(rows.shape) - 1]
-    tile = allocate_rows(num_rows, rows.dtype, vocab_size, fill)
+    tile = allocate_rows(num_rows, searched_width(vocab_size), rows.dtype, vocab_size, fill)
     nisa.dma_copy(
         dst=tile[0:full, :, 0:size],
         src=rows.ap(pattern=[[size, full], [row_stride, num_rows], [1, size]], offset=first * row_stride),
