@@ -137,7 +137,7 @@ def gpsimd_serial(call: Call) -> float:
 @_engine_cycles
 def n_gather(call: Call) -> float:
     """UNVERIFIED: no published cost; four cycles an index, however long the data it points into."""
-    return trn2.gpsimd_cycles + 4 * call.indices.free_size
+    return trn2.gpsimd_cycles + 4 * call.dst.free_size
 
 
 @_engine_cycles
