@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from typing import Any
 
@@ -45,13 +46,28 @@ def launch(operation: str, *arguments: Any, backend: str, lnc: int) -> tuple:
     """
     if backend == TRACING:
         raise Traced
-    kernel = loader.kernel(operation, backend)[lnc]
+    kernel = loader.kernel(operation, backend)
     if backend == "emulator":
         from draft_verify.reference import emulator
 
-        outputs = emulator.simulate(kernel)(*arguments)
+        outputs = emulator.simulate(kernel[lnc])(*arguments)
     elif backend == "simulator":
-        outputs = loader.sdk(backend).simulate(kernel)(*arguments)
+        outputs = loader.sdk(backend).simulate(kernel[lnc])(*arguments)
     else:
-        outputs = kernel(*arguments)
+        outputs = _for_device(kernel, arguments)[lnc](*arguments)
     return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _for_device(kernel: Any, arguments: tuple) -> Any:
+    """XLA's tensors take the kernel as it is, a custom call in XLA's graph. Native Neuron tensors (TorchNeuron, the
+    vLLM plugin) take it through the operator that their torch.compile backend lowers. UNVERIFIED: no device here.
+    """
+    tensors = (leaf for value in arguments for leaf in (value if isinstance(value, tuple) else (value,)))
+    if next(tensor.device.type for tensor in tensors if hasattr(tensor, "device")) == "xla":
+        return kernel
+    for module in ("libtorch_neuronx_lite.nki.nki_hop", "torch_neuronx.nki_hop"):  # the plugin's runtime, TorchNeuron
+        try:
+            return importlib.import_module(module).wrap_nki(kernel)
+        except ImportError:
+            continue
+    return kernel

@@ -1,5 +1,6 @@
 """The vLLM Neuron plugin's rejection sampler contract: flat ragged batches in, [B, K + 1] with -1 out."""
 
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import draft_verify
+from draft_verify import backends
 
 torch = pytest.importorskip("torch")
 
@@ -148,3 +150,24 @@ def test_compile_sees_one_operator_for_the_verification(lengths):
     (graph,) = graphs
     assert sum("draft_verify" in str(node.target) for node in graph.graph.nodes) == 1
     assert not {"item", "tolist", "nonzero"} & {str(node.target) for node in graph.graph.nodes}
+
+
+@pytest.mark.parametrize("device, wrapped", [("xla", False), ("neuron", True)])
+def test_a_native_neuron_tensor_takes_the_kernel_through_the_plugins_operator(monkeypatch, device, wrapped):
+    calls = []
+
+    class Launchable:
+        def __init__(self, name):
+            self.name = name
+
+        def __getitem__(self, lnc):
+            return lambda *arguments: calls.append((self.name, lnc, arguments)) or "output"
+
+    monkeypatch.setattr(backends.loader, "kernel", lambda operation, backend: Launchable(operation))
+    hop = SimpleNamespace(wrap_nki=lambda kernel: Launchable(f"wrapped {kernel.name}"))
+    monkeypatch.setitem(sys.modules, "libtorch_neuronx_lite.nki.nki_hop", hop)
+    for package in ("libtorch_neuronx_lite", "libtorch_neuronx_lite.nki"):
+        monkeypatch.setitem(sys.modules, package, SimpleNamespace(__path__=[]))
+    tensor = SimpleNamespace(device=SimpleNamespace(type=device))
+    assert backends.launch("op", (tensor, tensor), 3, backend="device", lnc=2) == ("output",)
+    assert calls == [("wrapped op" if wrapped else "op", 2, ((tensor, tensor), 3))]
