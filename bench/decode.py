@@ -12,6 +12,7 @@ import draft_verify
 
 from .drafts import Draft, Proposal
 from .llama import Config, Llama, PlainSequence
+from .synthetic import synthetic_acceptance
 
 EMPTY_SLOT = -1
 PADDING_ROW = -2
@@ -21,7 +22,8 @@ PADDING_ROW = -2
 class Sampling:
     """How tokens are chosen: greedily at temperature 0, else drawn with `seed`.
 
-    `rule` is one of rejection_sampling's for chains, one of tree_acceptance's for trees, or "typical" for either.
+    `rule` is one of rejection_sampling's for chains, one of tree_acceptance's for trees, "typical" for either, or
+    "synthetic": chains accepted with `synthetic_rates`, conditional and by position, whatever the logits say.
     """
 
     temperature: float = 0.0
@@ -29,6 +31,7 @@ class Sampling:
     seed: int = 0
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
+    synthetic_rates: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -212,6 +215,10 @@ class _Window:
         self, logits: np.ndarray, uniforms: np.ndarray, sampling: Sampling, backend: str
     ) -> draft_verify.Acceptance:
         drafts = self.tokens[:, 1:]
+        if sampling.rule == "synthetic":
+            return synthetic_acceptance(
+                drafts, logits.argmax(axis=-1), sampling.synthetic_rates, uniforms, self.draft_lens
+            )
         options = {"draft_lens": self.draft_lens, "backend": backend}
         if sampling.temperature == 0 and sampling.rule != "typical":
             if self.tree:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from . import smollm2
 from .decode import Cache, Decoded, Sampling, plain_decode, speculative_decode
 from .drafts import Draft, LayerSkip, PromptLookup, chain
-from .table import text_table
+from .table import Table
 
 NUM_DRAFT_TOKENS = 7
 TILE = 128  # cache slots are a multiple of it, so that all prompts share one traced kernel
@@ -158,7 +158,7 @@ def run(
             ]
         )
     print(
-        text_table(
+        Table(
             ["prompt", "kind", "draft", "T", "tokens", "tokens/step", "accepted up to position 1, 2, ...", "as plain"],
             rows,
         )

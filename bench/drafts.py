@@ -55,14 +55,14 @@ class Draft(Protocol):
 class LayerSkip:
     """The target model itself, run through some of its layers only, with a cache of its own.
 
-    At temperature 0 the children of a row are its most probable tokens, by rank. Above, they are drawn from the draft's
-    law: siblings without replacement, or `independent`ly of each other.
+    At temperature 0 the children of a row are its most probable tokens, by rank. Above, `siblings` says how they come
+    about: "without_replacement" or "independent", drawn from the draft's law; "best", the most probable ones still.
     """
 
-    def __init__(self, model: Llama, layers: list[int], shape: Shape, independent: bool = False):
+    def __init__(self, model: Llama, layers: list[int], shape: Shape, siblings: str = "without_replacement"):
         self.sequence = PlainSequence(model, layers)
         self.shape = shape
-        self.independent = independent
+        self.siblings = siblings
 
     def propose(self, tokens: list[int], limit: int, temperature: float, uniforms: np.ndarray) -> Proposal:
         parents, depths = self.shape.parents, self.shape.depths
@@ -70,12 +70,13 @@ class LayerSkip:
         length = len(tokens)
         drafted = [tokens[-1]] + [0] * (rows - 1)
         slots = [length - 1] + [0] * (rows - 1)  # where each row's key lies in the draft's sequence
-        laws = np.zeros((rows, self.sequence.model.config.vocab_size), np.float32) if temperature > 0 else None
+        drawn = temperature > 0 and self.siblings != "best"
+        laws = np.zeros((rows, self.sequence.model.config.vocab_size), np.float32) if drawn else None
         level, logits = [0], self.sequence.follow(tokens)[None]
         while level:
             for row, row_logits in zip(level, logits):
                 children = [r for r in range(1, rows) if parents[r] == row]
-                if temperature > 0:
+                if drawn:
                     laws[row] = _softmax(row_logits, temperature)
                     for child, token in zip(children, self._draw(laws[row], uniforms[[r - 1 for r in children]])):
                         drafted[child] = token
@@ -111,7 +112,7 @@ class LayerSkip:
             cumulative = np.cumsum(remaining)
             token = int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))
             drawn.append(token)
-            if not self.independent:
+            if self.siblings == "without_replacement":
                 remaining[token] = 0
         return drawn
 

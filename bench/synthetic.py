@@ -6,6 +6,8 @@ a^i gamma^(i(i-1)/2), with a found by bisection so that the mean length comes ou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from draft_verify.reference.acceptance import Acceptance
@@ -40,7 +42,7 @@ def synthetic_rates(mean_length: float, num_draft_tokens: int, gamma: float = GA
 def synthetic_acceptance(
     draft_tokens: np.ndarray,
     next_tokens: np.ndarray,
-    conditional_rates: list[float],
+    conditional_rates: Sequence[float],
     uniforms: np.ndarray,
     draft_lens: np.ndarray | None = None,
 ) -> Acceptance:

@@ -29,7 +29,7 @@ from .speedup import (
     tune,
 )
 from .synthetic import synthetic_rates
-from .table import text_table
+from .table import Table
 
 TREE_ROWS = (2, 4, 8, 16, 32, 64)
 
@@ -52,7 +52,7 @@ def verdict(tuning: Tuning) -> str:
     )
 
 
-def windows_table(tuning: Tuning, cost: StepCost, price: float | None = None, batch: int = 1) -> str:
+def windows_table(tuning: Tuning, cost: StepCost, price: float | None = None, batch: int = 1) -> Table:
     """One row a window; the best is starred. Times where the plain step's is known, dollars where a price is."""
     header = ["K", "tokens/step", "cost/step", "speedup"]
     header += ["ms/token", "tokens/h"] if cost.step_ms else []
@@ -71,10 +71,10 @@ def windows_table(tuning: Tuning, cost: StepCost, price: float | None = None, ba
             row += [f"{cost.step_ms / window.speedup:.2f}", f"{hourly:,.0f}"]
             row += [f"{hourly / price:,.0f}"] if price else []
         rows.append(row)
-    return text_table(header, rows)
+    return Table(header, rows)
 
 
-def presets_table() -> str:
+def presets_table() -> Table:
     """Every published figure beside the prediction, and by how much they differ."""
     rows = []
     for preset in PRESETS.values():
@@ -99,10 +99,10 @@ def presets_table() -> str:
         if not preset.published:
             rows.append([*common, "no figure", "-", "-", "-", "-", "-", *optimum])
     header = ["pair", "TP", "work", "K", "predicted", "published", "off by", "acceptance needed", "best K", "there"]
-    return text_table(header, rows)
+    return Table(header, rows)
 
 
-def baselines_table() -> str:
+def baselines_table() -> Table:
     """The modelled time of a plain decode step beside the published one."""
     rows = []
     for preset in PRESETS.values():
@@ -117,7 +117,7 @@ def baselines_table() -> str:
                 f"{modelled / published - 1:+.0%}",
             ]
         )
-    return text_table(["target", "TP", "modelled ms", "published ms", "off by"], dict.fromkeys(map(tuple, rows)))
+    return Table(["target", "TP", "modelled ms", "published ms", "off by"], list(dict.fromkeys(map(tuple, rows))))
 
 
 def presets_text() -> str:
@@ -130,21 +130,21 @@ def presets_text() -> str:
             "Published pairs on Trainium2, nothing tuned to the speculative figures but where a note says measured.",
             '"acceptance needed" is the rate, equal at every position, with which the model would meet the figure.',
             "",
-            presets_table(),
+            str(presets_table()),
             "",
             *notes,
             "",
             "Plain decode steps, batch 1:",
             "",
-            baselines_table(),
+            str(baselines_table()),
         ]
     )
 
 
-def trees_table(rates: list[list[float]], cost: StepCost) -> tuple[str, list[Tree]]:
+def trees_table(rates: list[list[float]], cost: StepCost) -> tuple[Table, list[Tree]]:
     """The best tree of every size in TREE_ROWS."""
     trees = [best_tree(rates, rows, cost) for rows in TREE_ROWS]
-    table = text_table(
+    table = Table(
         ["T", "depth", "tokens/step", "cost/step", "speedup", "parents"],
         [
             [

@@ -83,10 +83,10 @@ def test_tree_rows_are_the_best_tokens_after_their_own_ancestors(tiny_llama):
             assert tokens[row] == np.argsort(-logits, kind="stable")[shape.ranks[row]]
 
 
-@pytest.mark.parametrize("independent", [False, True])
-def test_sampled_drafts_come_with_the_law_they_were_drawn_from(tiny_llama, independent):
+@pytest.mark.parametrize("siblings", ["without_replacement", "independent"])
+def test_sampled_drafts_come_with_the_law_they_were_drawn_from(tiny_llama, siblings):
     shape = drafts.Shape([-1, 0, 0, 0, 1], [0, 0, 1, 2, 0])
-    draft = drafts.LayerSkip(tiny_llama, [0], shape, independent)
+    draft = drafts.LayerSkip(tiny_llama, [0], shape, siblings)
     uniforms = np.full(4, 0.4)
     tokens, parents, laws = draft.propose([1, 2], 3, 0.7, uniforms)
     assert parents == [0, 0, 0, 1]
@@ -97,9 +97,9 @@ def test_sampled_drafts_come_with_the_law_they_were_drawn_from(tiny_llama, indep
     for token in tokens[:3]:
         below = remaining[:token].sum()
         assert below <= 0.4 * remaining.sum() < below + remaining[token]
-        if not independent:
+        if siblings == "without_replacement":
             remaining[token] = 0
-    assert (len(set(tokens[:3])) == 1) == independent
+    assert (len(set(tokens[:3])) == 1) == (siblings == "independent")
     assert laws[1].sum() == pytest.approx(1, abs=1e-5) and not laws[2:].any()
 
 

@@ -194,7 +194,7 @@ def test_predictions_from_measured_rates_and_times_meet_the_published_speedups()
 
 
 def test_the_preset_table_shows_every_published_figure_with_its_miss():
-    table = window.presets_table()
+    table = str(window.presets_table())
     for preset in PRESETS.values():
         for published in preset.published:
             predicted = preset.predicted(published.num_draft_tokens)
