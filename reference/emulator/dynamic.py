@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import hazards
+from . import context, hazards
 from .instruction import Call, Refusal
-from .memory import Memory, Written, strided
+from .memory import Memory, Place, Written, strided
 from .opaque import VirtualRegister
 from .program import Program
 from .races import Contention
@@ -68,6 +68,8 @@ class Step:
             inside = index < row_limit(tensor)
             if not inside.all() and not self.skip:
                 raise _OutOfBounds(tensor, int(index[~inside][0]), row_limit(tensor))
+            if self.skip:
+                count_moved(self.call, inside)
             rows[id(tensor)] = index[inside]
             holder[position] = value = np.zeros(tensor.shape, tensor.dtype.np)
             if self._reads(holder, position):
@@ -81,49 +83,22 @@ class Step:
                 finish.append((memory.view(target), ~inside, memory.view(target).copy(), ~inside))
         for name, tensor in self.tracked_reads:
             _check_written(memory, name, tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
-        before = [self._touched(tensor, offsets, rows) for tensor, write in self.contended if write]
         self.call.instruction.body(*self.args)
         for destination, at, value, select in finish:
             destination[at] = value[select]
         for tensor in self.written:
             if tensor.storage.tracked:
                 mark(memory.written[tensor.storage], tensor, offsets.get(id(tensor), 0), rows.get(id(tensor)))
-        self._contend(before, offsets, rows)
+        for tensor, write in self.contended:
+            at = rows.get(id(tensor))
+            place = Place(tensor, offsets.get(id(tensor), 0), at, 0 if at is None else row_limit(tensor))
+            memory.contention[tensor.storage].record(self.call, write, place, memory.bytes[tensor.storage])
         if self.watched:
             memory.last_read[self.call] = [
                 (t.storage, hazards.runs(t, offsets.get(id(t), 0), rows.get(id(t)))) for t in self.watched
             ]
         for tensor in self.written if self.overtakes else ():
             self._check_order(tensor, hazards.runs(tensor, offsets.get(id(tensor), 0), rows.get(id(tensor))))
-
-    def _touched(self, tensor: NkiTensor, offsets, rows) -> np.ndarray:
-        """A copy of what an operand addresses now."""
-        at = rows.get(id(tensor))
-        values = (
-            self.memory.view(tensor, offsets.get(id(tensor), 0)) if at is None else row_view(self.memory, tensor)[at]
-        )
-        return np.array(values, order="C")
-
-    def _contend(self, before: list[np.ndarray], offsets, rows) -> None:
-        """Records what this core touched of contended tensors; it may repeat the other core's values, not change them."""
-        before = iter(before)
-        for tensor, write in self.contended:
-            contention, core = self.memory.contention[tensor.storage], self.call.core
-            offset, at = offsets.get(id(tensor), 0), rows.get(id(tensor))
-            if write:
-                theirs = _mask(contention.written[1 - core], tensor, offset, at)
-                bits = f"u{contention.written[1 - core].unit}"
-                old, new = (values.view(bits).reshape(theirs.shape)
-                            for values in (next(before), self._touched(tensor, offsets, rows)))  # fmt: skip
-                if (theirs & (old != new)).any():
-                    raise Refusal("race: both cores write the same bytes, and not the same values", tensor=tensor)
-                mark(contention.written[core], tensor, offset, at)
-            else:
-                own = _mask(contention.written[core], tensor, offset, at)
-                if at is None:
-                    contention.read[core].region(tensor, offset)[...] |= ~own
-                else:
-                    _row_mask(contention.read[core], tensor)[at] |= ~own
 
     def _check_order(self, tensor: NkiTensor, written) -> None:
         for read in self.overtakes:
@@ -149,6 +124,26 @@ class Step:
         return target
 
 
+def count_moved(call: Call, inside: np.ndarray) -> None:
+    """Records how many rows the running program's DMA moves."""
+    moved = context.running[-1].moved
+    rows, addressed = moved.get(call, (0, 0))
+    moved[call] = rows + int(inside.sum()), addressed + inside.size
+
+
+def skips_rows(call: Call) -> bool:
+    """Whether the DMA leaves out rows whose index is out of range."""
+    skip = getattr(call.args.get("oob_mode"), "name", "error") == "skip"
+    return skip and any(tensor.vector_offset is not None for _, tensor, _ in call.tensors())
+
+
+def probe(call: Call, memory: Memory) -> None:
+    """Stands in for a DMA that skips rows: counts what it would move, and moves nothing."""
+    for _, tensor, _ in call.tensors():
+        if tensor.vector_offset is not None:
+            count_moved(call, row_indices(tensor, memory) < row_limit(tensor))
+
+
 def scalar_offset(tensor: NkiTensor, memory: Memory) -> int:
     """Elements that the dynamic offset moves the tensor by; raises _OutOfBounds."""
     source = tensor.scalar_offset
@@ -172,7 +167,8 @@ def _reach(tensor: NkiTensor, pattern) -> int:
 
 def row_indices(tensor: NkiTensor, memory: Memory) -> np.ndarray:
     """Row of each partition, in the order of the index tensor's columns; negative ones count as huge."""
-    index = memory.view(tensor.vector_offset).T.reshape(-1)[: tensor.shape[0]]
+    columns = memory.view(tensor.vector_offset).reshape(tensor.vector_offset.shape[0], -1)
+    index = columns.T.reshape(-1)[: tensor.shape[0]]
     return index.astype(np.uint32).astype(np.int64)
 
 
@@ -211,11 +207,6 @@ def _row_mask(state: Written, tensor: NkiTensor) -> np.ndarray:
     if tensor.vector_offset is not None:
         shape, strides = (row_limit(tensor), *shape[1:]), (tensor.index_stride, *strides[1:])
     return state.region(NkiTensor(tensor.storage, shape, strides, tensor.offset, tensor.dtype))
-
-
-def _mask(state: Written, tensor: NkiTensor, offset: int, rows) -> np.ndarray:
-    """The mask of what an operand addresses; of scattered rows a copy."""
-    return state.region(tensor, offset) if rows is None else _row_mask(state, tensor)[rows]
 
 
 def mark(state: Written, tensor: NkiTensor, offset: int = 0, rows=None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from .tensor import NkiTensor, Storage
@@ -13,6 +15,33 @@ def strided(memory: np.ndarray, tensor: NkiTensor, offset: int, shape=None, stri
     return np.ndarray(
         shape or tensor.shape, tensor.dtype.np, memory, offset * size, [s * size for s in strides or tensor.strides]
     )
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an operand lies in an array of one entry per byte of its storage: a pattern, or rows of one."""
+
+    tensor: NkiTensor
+    offset: int
+    rows: np.ndarray | None
+    num_rows: int  # rows that an index may name
+
+    def _view(self, flat: np.ndarray) -> np.ndarray:
+        tensor, size = self.tensor, self.tensor.itemsize
+        shape, strides = tensor.shape, tensor.strides
+        if self.rows is not None and tensor.vector_offset is not None:
+            shape, strides = (self.num_rows, *shape[1:]), (tensor.index_stride, *strides[1:])
+        return np.ndarray(
+            (*shape, size), flat.dtype, flat, (tensor.offset + self.offset) * size, [*(s * size for s in strides), 1]
+        )
+
+    def get(self, flat: np.ndarray) -> np.ndarray:
+        """A copy of the entries."""
+        view = self._view(flat)
+        return view.copy() if self.rows is None else view[self.rows]
+
+    def put(self, flat: np.ndarray, values) -> None:
+        self._view(flat)[... if self.rows is None else self.rows] = values
 
 
 class Memory:
@@ -54,10 +83,6 @@ class Written:
         self.unit = storage.dtype.itemsize
         self.mask = None
         self.left = storage.size  # units not written yet
-
-    @property
-    def empty(self) -> bool:
-        return not self.everything and (self.mask is None or not self.mask.any())
 
     def copy(self) -> Written:
         twin = Written(self.storage, self.everything)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from .control import CROSS_CORE, core_barrier
 from .instruction import Call, Refusal
-from .memory import Written
+from .memory import Place, Written
 from .program import Block, Loop, Program
 from .tensor import NkiTensor, Storage
 
@@ -177,32 +179,51 @@ def _report(write: _Access, read: _Access) -> None:
 
 
 class Contention:
-    """What each core touched of a shared tensor since the last barrier on it, where only a run can tell."""
+    """What each core did to each byte of a shared tensor since the last barrier on it, where only a run can tell.
+
+    Both may write a byte if both leave the same value, and may read it back if nobody wrote another one in between.
+    """
 
     def __init__(self, storage: Storage):
         self.storage = storage
         self.reset()
 
     def reset(self) -> None:
-        self.written = (Written(self.storage), Written(self.storage))
-        self.read = (Written(self.storage), Written(self.storage))  # before having written it itself
+        size = self.storage.nbytes
+        self.values = np.zeros((2, size), np.uint8)
+        self.written, self.changed, self.read, self.read_back = np.zeros((4, 2, size), bool)
+        self.writers: tuple[dict, dict] = ({}, {})
+
+    def record(self, call: Call, write: bool, place: Place, memory: np.ndarray) -> None:
+        """An access of call's core; a write after it happened."""
+        core = call.core
+        written = place.get(self.written[core])
+        if write:
+            values = place.get(memory)
+            changed = written & (place.get(self.values[core]) != values)
+            place.put(self.changed[core], place.get(self.changed[core]) | changed)
+            place.put(self.values[core], values)
+            place.put(self.written[core], True)
+            self.writers[core][call.source] = None
+        else:
+            place.put(self.read[core], place.get(self.read[core]) | ~written)
+            place.put(self.read_back[core], place.get(self.read_back[core]) | written)
 
     def check(self) -> None:
-        """Refuses bytes that one core wrote and the other read; starts a new interval."""
-        for core in (0, 1):
-            if _both(self.written[core], self.read[1 - core]):
-                raise Refusal(f"race: core {core} wrote and core {1 - core} read the same bytes with no core_barrier "
-                              "on the tensor between", tensor=self.storage)  # fmt: skip
+        """Refuses accesses whose result depends on the order of the cores; starts a new interval."""
+        both = self.written[0] & self.written[1]
+        if (self.written & self.read[::-1]).any():
+            self._refuse("one core wrote and the other read the same bytes")
+        if (both & (self.values[0] != self.values[1])).any():
+            self._refuse("both cores write the same bytes, and not the same values")
+        if (both & self.read_back.any(axis=0) & self.changed.any(axis=0)).any():
+            self._refuse("a core reads bytes back that both cores write more than once")
         self.reset()
 
-
-def _both(one: Written, other: Written) -> bool:
-    if one.empty or other.empty:
-        return False
-    if one.everything or other.everything:
-        return True
-    unit = min(one.unit, other.unit)
-    return bool((one.mask.repeat(one.unit // unit) & other.mask.repeat(other.unit // unit)).any())
+    def _refuse(self, what: str):
+        core0, core1 = (list(sources) for sources in self.writers)
+        raise Refusal(f"race: {what}, with no core_barrier on the tensor between", tensor=self.storage,
+                      written_by_core0=core0, written_by_core1=core1)  # fmt: skip
 
 
 def check_trips(program: Program) -> None:

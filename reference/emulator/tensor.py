@@ -217,7 +217,7 @@ class NkiTensor(Opaque):
         if dim != 0:
             raise Refusal("vector_select works on dimension 0 only", dim=dim)
         self._refuse_second_offset()
-        _check_vector(self, vector_offset, vector_offset.shape[0])
+        _check_vector(self, vector_offset, getattr(vector_offset, "num_partitions", 0))
         view = self._view((vector_offset.shape[0], *self.shape[1:]), self.strides)
         return view._indirect(vector_offset=vector_offset, dim=0, stride=self.strides[0], bound=self.shape[0])
 
@@ -378,7 +378,7 @@ def _check_vector(base, offset, rows):
     if not base.is_hbm:
         raise Refusal("a vector offset addresses HBM tensors only", tensor=base)
     # [P, 1] everywhere but in a gathering dma_transpose, which takes columns of 128 (checked where it is used).
-    if not (isinstance(offset, NkiTensor) and offset.is_sbuf and offset.ndim == 2 and offset.size >= rows):
+    if not (isinstance(offset, NkiTensor) and offset.is_sbuf and offset.size >= rows):
         raise Refusal(
             "a vector offset is an SBUF tensor [P, 1], one row index per partition", vector_offset=offset, P=rows
         )

@@ -86,13 +86,14 @@ class Tracer:
             if storage.loop is not None and not storage.loop.open:
                 raise Refusal(f"{name} was allocated in the body of a runtime loop and does not exist after it",
                               tensor=tensor, allocated=storage.source)  # fmt: skip
+            index = tensor.vector_offset
             if (
-                tensor.vector_offset is not None
-                and tensor.vector_offset.shape != (tensor.shape[0], 1)
+                index is not None
+                and (index.num_partitions, index.size) != (tensor.shape[0],) * 2
                 and call.instruction.name != "dma_transpose"
             ):
                 raise Refusal("a vector offset is an SBUF tensor [P, 1], one row index per partition",
-                              vector_offset=tensor.vector_offset, P=tensor.shape[0])  # fmt: skip
+                              vector_offset=index, P=tensor.shape[0])  # fmt: skip
 
     def add_edges(self, consumer, producers) -> None:
         for producer in producers:
