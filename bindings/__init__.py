@@ -14,10 +14,12 @@ from draft_verify.select_hidden import select_hidden
 from draft_verify.select_state import select_state, shift_conv_window, state_slots
 from draft_verify.uniforms_for import uniforms_for
 from draft_verify.verify_attention import verify_attention
+from draft_verify.verify_step import CacheWindow, verify_step
 
 __all__ = [
     "Acceptance",
     "AcceptanceStats",
+    "CacheWindow",
     "blocks_needed",
     "blocks_to_free",
     "check_pair",
@@ -36,4 +38,5 @@ __all__ = [
     "state_slots",
     "uniforms_for",
     "verify_attention",
+    "verify_step",
 ]

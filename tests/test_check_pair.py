@@ -9,7 +9,8 @@ from types import SimpleNamespace
 import pytest
 from tokenizers import Tokenizer
 
-from draft_verify.check_pair import ERROR, OK, WARNING, check_pair, main
+from draft_verify.check_pair import ERROR, OK, WARNING, check_pair
+from draft_verify.check_pair.__main__ import main
 
 TARGET = {
     "architectures": ["Qwen3ForCausalLM"],

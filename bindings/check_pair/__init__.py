@@ -2,9 +2,6 @@
 
     python -m draft_verify.check_pair TARGET DRAFT
 
-TARGET and DRAFT are Hugging Face model folders (config.json, and tokenizer.json, generation_config.json where there
-are any) or config.json files. Exits 1 where the pair cannot work, 2 where a file cannot be read.
-
 The rules come from the exactness of acceptance itself (verification is exact whatever the draft, so most mismatches
 cost acceptance, not correctness) and from what NxD Inference and vLLM Neuron ask of a draft: the feature guide's EAGLE
 and Medusa sections (aws-neuron-sdk, nxd-inference developer guides) and the vLLM Neuron EAGLE3 design page.
@@ -12,9 +9,7 @@ and Medusa sections (aws-neuron-sdk, nxd-inference developer guides) and the vLL
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -445,25 +440,3 @@ def _check_heads(target: Mapping, draft: Mapping, kind: str, num_draft_tokens: i
 
 def _quotient(whole: int | None, parts: int | None) -> int | None:
     return whole // parts if whole and parts else None
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m draft_verify.check_pair", description="Says whether a draft model can serve a target model."
-    )
-    parser.add_argument("target", help="Hugging Face model folder or config.json of the target")
-    parser.add_argument("draft", help="the same of the draft: a small model, or EAGLE or Medusa heads")
-    parser.add_argument("--num-draft-tokens", type=int, metavar="K", help="drafts a step")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
-    options = parser.parse_args(arguments)
-    try:
-        report = check_pair(options.target, options.draft, num_draft_tokens=options.num_draft_tokens)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    print(json.dumps(report.to_dict(), indent=2) if options.json else report)
-    return 0 if report.ok else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,169 @@
+"""verify_step: one call from logits to the next window, against a decoder that walks token by token."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import draft_verify
+from draft_verify.verify_step import CacheWindow, verify_step
+
+V, HEADS, D, SLOTS = 6, 2, 4, 12
+
+
+@st.composite
+def steps(draw):
+    batch, rows = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    logits = rng.standard_normal((batch, rows, V)).astype(np.float32)
+    tokens = rng.integers(0, V, (batch, rows - 1)).astype(np.int32)
+    if draw(st.booleans()):  # drafts that the greedy target keeps for a while
+        tokens = np.where(rng.random(tokens.shape) < 0.8, logits.argmax(-1)[:, :-1], tokens).astype(np.int32)
+    seq_lens = rng.integers(0, SLOTS - rows + 1, batch).astype(np.int32)
+    window = [rng.standard_normal((batch, HEADS, rows, D)).astype(np.float32) for _ in range(2)]
+    caches = [np.full((batch, HEADS, SLOTS, D), np.nan, np.float32) for _ in range(2)]
+    options = {
+        "stop_token_ids": tuple(draw(st.sets(st.integers(0, V - 1), max_size=2))),
+        "max_length": draw(st.sampled_from([None, 3, 7, SLOTS + 2])),
+        "draft_lens": draw(st.sampled_from([None, rng.integers(-1, rows, batch).astype(np.int32)])),
+    }
+    if draw(st.booleans()):
+        options["seeds"] = rng.integers(0, 2**31, batch).astype(np.int32)
+        options["temperature"] = 0.7
+    return tokens, logits, seq_lens, caches, window, options
+
+
+@given(steps())
+def test_a_step_is_acceptance_cut_token_by_token_and_committed(case):
+    tokens, logits, seq_lens, caches, window, options = case
+    batch, rows = logits.shape[:2]
+    draft_lens = np.full(batch, rows - 1, np.int32) if options["draft_lens"] is None else options["draft_lens"].copy()
+    limit = options["max_length"]
+    if limit is not None:
+        draft_lens[seq_lens + 1 >= limit] = -1
+    if "seeds" in options:
+        accepted = draft_verify.rejection_sampling(
+            tokens,
+            logits,
+            draft_verify.uniforms_for(options["seeds"], seq_lens, rows - 1),
+            draft_lens=draft_lens,
+            temperature=options["temperature"],
+        )
+    else:
+        accepted = draft_verify.greedy_acceptance(tokens, logits, draft_lens=draft_lens)
+    step = verify_step(tokens, logits, seq_lens, [CacheWindow(*caches, *window)], **options)
+
+    for b in range(batch):
+        emitted, finished = [], draft_lens[b] < 0
+        for token in accepted.tokens[b, : accepted.num_accepted[b] + 1].tolist():
+            emitted.append(token)
+            if token in options["stop_token_ids"] or (limit is not None and seq_lens[b] + 1 + len(emitted) == limit):
+                finished = True
+                break
+        assert step.tokens[b].tolist() == emitted + [-1] * (rows - len(emitted))
+        assert step.num_emitted[b] == len(emitted) and step.num_accepted[b] == len(emitted) - 1
+        assert step.next_tokens[b] == (emitted[-1] if emitted else -1)
+        assert step.next_seq_lens[b] == seq_lens[b] + len(emitted)
+        assert step.finished[b] == finished
+        assert step.path[b].tolist() == list(range(len(emitted))) + [-1] * (rows - len(emitted))
+        for cache, rows_of in zip(caches, window):
+            written = slice(seq_lens[b], seq_lens[b] + len(emitted))
+            np.testing.assert_array_equal(cache[b, :, written], rows_of[b, :, : len(emitted)])
+            assert np.isnan(np.delete(cache[b], np.r_[written], axis=1)).all()
+
+
+@given(steps())
+def test_tensors_step_as_arrays_do(case):
+    torch = pytest.importorskip("torch")
+    tokens, logits, seq_lens, caches, window, options = case
+
+    def tensor(value):
+        return torch.from_numpy(value.copy()) if isinstance(value, np.ndarray) else value
+
+    tensors = CacheWindow(*(tensor(array) for array in (*caches, *window)))
+    ours = verify_step(
+        *(tensor(array) for array in (tokens, logits, seq_lens)),
+        [tensors],
+        **{name: tensor(value) for name, value in options.items()},
+    )
+    expected = verify_step(tokens, logits, seq_lens, [CacheWindow(*caches, *window)], **options)
+    for name, theirs in expected._asdict().items():
+        if name != "caches":
+            np.testing.assert_array_equal(getattr(ours, name).numpy(), theirs)
+            assert getattr(ours, name).numpy().dtype == theirs.dtype
+    for cache, theirs in zip(tensors[:2], caches):
+        np.testing.assert_array_equal(cache.numpy(), theirs)
+
+
+def test_a_draft_that_is_a_stop_token_is_emitted_and_nothing_behind_it_T61():
+    logits = np.zeros((1, 4, V), np.float32)
+    logits[0, [0, 1, 2, 3], [3, 5, 2, 1]] = 9
+    cache = np.zeros((1, HEADS, SLOTS, D), np.float32)
+    rows = np.ones((1, HEADS, 4, D), np.float32)
+    step = verify_step(
+        np.array([[3, 5, 2]], np.int32),
+        logits,
+        np.array([2], np.int32),
+        [CacheWindow(cache, cache.copy(), rows, rows)],
+        stop_token_ids=(5,),
+    )
+    assert step.tokens.tolist() == [[3, 5, -1, -1]] and step.finished.tolist() == [True]
+    # The stop token itself has no key yet, as the last token of any step.
+    assert cache[0, 0, :, 0].tolist() == [0, 0, 1, 1] + [0] * 8 and step.next_seq_lens.tolist() == [4]
+
+
+def test_compile_sees_uniforms_acceptance_and_one_commit_a_cache():
+    torch = pytest.importorskip("torch")
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn((2, 3, V), generator=generator)
+    caches = [torch.zeros((2, HEADS, SLOTS, D)) for _ in range(4)]
+    rows = [torch.randn((2, HEADS, 3, D), generator=generator) for _ in range(2)]
+    graphs = []
+
+    def backend(graph, _):
+        graphs.append(graph)
+        return graph
+
+    def step(logits, seq_lens, seeds):
+        windows = [CacheWindow(*caches[:2], *rows), CacheWindow(*caches[2:], *rows)]
+        return verify_step(
+            torch.tensor([[1, 2], [3, 4]], dtype=torch.int32),
+            logits,
+            seq_lens,
+            windows,
+            seeds=seeds,
+            stop_token_ids=(1,),
+            max_length=9,
+        )[:-1]
+
+    inputs = logits, torch.tensor([3, 7], dtype=torch.int32), torch.tensor([1, 2], dtype=torch.int32)
+    torch._dynamo.reset()
+    result = torch.compile(step, fullgraph=True, backend=backend)(*inputs)
+    for ours, theirs in zip(result, step(*inputs), strict=True):
+        assert torch.equal(ours, theirs)
+    (graph,) = graphs
+    operators = [str(node.target) for node in graph.graph.nodes if "draft_verify" in str(node.target)]
+    assert len(operators) == 4 and sum("commit_window" in name for name in operators) == 2
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_bad_input_is_refused_before_anything_is_written(kind):
+    rows = np.ones((1, HEADS, 3, D), np.float32)
+    caches = [np.zeros((1, HEADS, SLOTS, D), np.float32) for _ in range(3)]
+    small = np.zeros((1, HEADS, 1, D), np.float32)
+    arrays = [np.zeros((1, 2), np.int32), np.zeros((1, 3, V), np.float32), np.array([1], np.int32)]
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        rows, small = torch.from_numpy(rows), torch.from_numpy(small)
+        arrays = [torch.from_numpy(array) for array in arrays]
+        windows = [torch.from_numpy(cache) for cache in caches]
+    else:
+        windows = caches
+    good, bad = CacheWindow(*windows[:2], rows, rows), CacheWindow(windows[2], small, rows, rows)
+    with pytest.raises(ValueError, match="key_cache"):
+        verify_step(*arrays, [good, bad])
+    with pytest.raises(ValueError, match="seq_lens"):  # no room in the second cache
+        verify_step(*arrays, [good, CacheWindow(small, small, rows, rows)])
+    with pytest.raises(ValueError, match="draft_tokens"):
+        verify_step(arrays[0][:, :1], *arrays[1:], [good])
+    assert not any(cache.any() for cache in caches)
