@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from draft_verify.reference.emulator import Program, Refusal
-from draft_verify.reference.emulator.cost import Cost, cost
+from draft_verify.reference.emulator.cost import Cost, cost, lines
 from draft_verify.reference.emulator.machine import ENGINES
 from draft_verify.reference.emulator.schedule import Schedule, schedule
 
@@ -158,16 +158,34 @@ def rows_of(
                 yield row
 
 
+def lines_text(case: Case, lnc: int, count: int) -> str:
+    """The source lines on which each engine of core 0 spends most."""
+    found = [line for program in programs_of(case, lnc) for line in lines(program)]
+    rows = []
+    for engine in (*ENGINES, "dma"):
+        rows += [
+            [engine, line.instruction, Path(line.source).name, line.executions, f"{line.seconds * 1e6:.2f}"]
+            for line in [line for line in found if line.engine == engine][:count]
+        ]
+    return f"{case.name} lnc {lnc}\n{Table(['engine', 'instruction', 'line', 'executed', 'us'], rows)}"
+
+
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         "python -m draft_verify.bench cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     result.add_argument("--quick", action="store_true", help="the shapes that the project's targets are stated for")
     result.add_argument("--operation", action="append", metavar="NAME", help="only this operation (repeatable)")
+    result.add_argument(
+        "--only", metavar="TEXT", help='only cases whose name holds this, such as "B=1 T=8 S=8192 D=128"'
+    )
     result.add_argument("--lnc", type=int, choices=(1, 2), action="append", help="only this many cores")
     result.add_argument("--peer", metavar="NKI_LIBRARY=DIR", help="a checkout of nki-library, for AWS's attention_tkg")
     result.add_argument("--format", choices=("text", "csv", "json"), default="text")
     result.add_argument("--output", type=Path, help="write there instead of to the terminal")
+    result.add_argument(
+        "--lines", type=int, metavar="N", help="show the N costliest source lines of each engine instead"
+    )
     result.add_argument("--trace", type=Path, metavar="DIR", help="write each schedule there, for ui.perfetto.dev")
     return result
 
@@ -175,7 +193,11 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
     chosen = [c for c in cases(arguments.quick) if not arguments.operation or c.operation in arguments.operation]
+    chosen = [case for case in chosen if not arguments.only or arguments.only in case.name]
     lncs = arguments.lnc or [1, 2]
+    if arguments.lines:
+        print("\n\n".join(lines_text(case, lnc, arguments.lines) for case in chosen for lnc in lncs))
+        return 0
     if arguments.trace:
         arguments.trace.mkdir(parents=True, exist_ok=True)
     checkout = arguments.peer.removeprefix("NKI_LIBRARY=") if arguments.peer else None

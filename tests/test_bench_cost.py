@@ -108,6 +108,14 @@ def test_the_command_writes_rows_and_traces(tmp_path):
     assert json.loads(written[0].read_text())["traceEvents"]
 
 
+def test_the_costliest_lines_are_named(capsys):
+    options = ["--operation", "select_hidden", "--only", "B=1 T=8", "--lnc", "1", "--lines", "1"]
+    assert main(["cost", *options]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[0].startswith("select_hidden B=1 T=8")
+    assert any("dma_copy" in line and ".py:" in line for line in out)
+
+
 def test_the_first_screen_answers_which_command_answers_what(capsys):
     assert main(["--help"]) == 0
     out = capsys.readouterr().out

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from . import capacity
 from .dma import transfer
@@ -176,6 +177,32 @@ def executed(program: Program, block: Block) -> Iterator[tuple[Call, int]]:
             yield item, 1
 
 
+class Line(NamedTuple):
+    """What one instruction of a kernel's source costs in a run, all its executions together."""
+
+    engine: str
+    instruction: str
+    source: str
+    executions: int
+    seconds: float
+
+
+def lines(program: Program, core: int = 0, machine: Machine = trn2) -> list[Line]:
+    """The source lines of a core's program, costliest first; a DMA's seconds are those of all 16 engines together."""
+    found: dict[tuple[str, str, str], list[float]] = {}
+    for call, times in executed(program, program.cores[core]):
+        if call.engine.name == "dma":
+            seconds = transfer(call, machine).engine_seconds / machine.dma_engines
+        elif call.instruction.cycles is None:
+            continue
+        else:
+            seconds = call.instruction.cycles(call) / machine.clock(call.engine.name)
+        entry = found.setdefault((call.engine.name, call.instruction.name, call.source), [0, 0.0])
+        entry[0] += times
+        entry[1] += times * seconds
+    return sorted((Line(*key, *figures) for key, figures in found.items()), key=lambda line: -line.seconds)
+
+
 def cost(program: Program, machine: Machine = trn2, must_move: int | None = None) -> Cost:
     """Cost of `program` on `machine`.
 
@@ -193,7 +220,7 @@ def _core_cost(program: Program, block: Block, machine: Machine, touched: Counte
     core = CoreCost()
     for call, times in executed(program, block):
         if call.engine.name == "dma":
-            _add_transfer(core, call, times, machine, touched)
+            _add_transfer(core, call, times, machine, touched, program.share_moved(call))
         elif call.instruction.cycles is None:
             core.control += times
         else:
@@ -211,8 +238,8 @@ def _core_cost(program: Program, block: Block, machine: Machine, touched: Counte
     return core
 
 
-def _add_transfer(core: CoreCost, call: Call, times: int, machine: Machine, touched: Counter) -> None:
-    moved = transfer(call, machine)
+def _add_transfer(core: CoreCost, call: Call, times: int, machine: Machine, touched: Counter, share: float) -> None:
+    moved = transfer(call, machine, share)
     core.transfers += times
     core.read_bytes += times * moved.read_bytes
     core.written_bytes += times * moved.written_bytes
@@ -220,4 +247,4 @@ def _add_transfer(core: CoreCost, call: Call, times: int, machine: Machine, touc
     core.dma_seconds += times * moved.engine_seconds / machine.dma_engines
     for _, tensor, access in call.tensors():
         if tensor.is_hbm and tensor.storage.kind in ("input", "output"):
-            touched[tensor.storage, access] += times * tensor.size * tensor.itemsize
+            touched[tensor.storage, access] += round(times * share * tensor.size * tensor.itemsize)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from draft_verify.reference import emulator
 from draft_verify.reference.emulator import dma
+from draft_verify.reference.emulator.cost import cost, lines
 from draft_verify.reference.emulator.machine import ENGINES, Number, trn2
 from draft_verify.reference.emulator.trips import count_trips
 
@@ -166,8 +167,6 @@ def test_two_cores_halve_bound_and_limit():
 def test_what_must_move_can_be_given():
     program = emulator.trace(scale_tiles, np.zeros((128, 1024), np.float32), 1024)
     assert program.cost(trn2).must_move == 2**20
-    from draft_verify.reference.emulator.cost import cost
-
     assert cost(program, must_move=362_000).limit == pytest.approx(1e-6)
 
 
@@ -226,3 +225,18 @@ def test_trip_counts_need_no_whole_run():
     count_trips(reduced, x, count)
     assert list(reduced.trips.values()) == list(whole.trips.values()) == [6]
     assert reduced.cost().as_dict() == whole.cost().as_dict()
+
+
+def test_the_lines_of_a_kernel_add_up_to_its_engines():
+    program = emulator.trace(scale_tiles, np.zeros((128, 4096), np.float32), 1024)
+    core = program.cost().cores[0]
+    found = lines(program)
+    assert [line.seconds for line in found] == sorted((line.seconds for line in found), reverse=True)
+    for engine in ("vector", "scalar"):
+        (line,) = [line for line in found if line.engine == engine]
+        assert line.executions == core.engines[engine].instructions
+        assert line.seconds == pytest.approx(core.engines[engine].seconds)
+        assert "test_cost.py" in line.source
+    dmas = [line for line in found if line.engine == "dma"]
+    assert [line.executions for line in dmas] == [4, 4]
+    assert sum(line.seconds for line in dmas) == pytest.approx(core.dma_seconds)
