@@ -59,8 +59,8 @@ def measure(case: Case, lnc: int) -> tuple[Row, list[Schedule]]:
     row = Row(case.operation, case.variant, shape_text(case), lnc)
     try:
         programs = programs_of(case, lnc)
-    except (ImportError, ValueError, Refusal) as error:
-        row.refused = str(error).splitlines()[0]
+    except Exception as error:  # one operation that fails must not hide the others
+        row.refused = f"{type(error).__name__}: {error}".splitlines()[0]
         return row, []
     if not programs:
         row.refused = "launches no kernel"
@@ -75,7 +75,7 @@ def measure_peer(checkout: str, case: Case, lnc: int) -> tuple[Row, list[Schedul
     try:
         program = peer.attention_tkg(checkout, shape["B"], QUERY_HEADS, shape["T"], shape["S"], shape["D"], lnc=lnc)
     except (AssertionError, Refusal) as error:
-        row.refused = str(error).splitlines()[0]
+        row.refused = f"{type(error).__name__}: {error}".splitlines()[0]
         return row, []
     return row, _fill(row, [program], case.must_move)
 
