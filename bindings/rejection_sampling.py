@@ -71,10 +71,11 @@ def rejection_sampling(
     )
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
-    top_k, top_p, min_p = (
-        None if value is None else per_sequence(value, 0, batch, dtype, draft_tokens)
-        for value, dtype in ((top_k, "int32"), (top_p, "float32"), (min_p, "float32"))
-    )
+    cut = top_k is not None or top_p is not None or min_p is not None
+    if cut:
+        top_k = per_sequence(top_k, 0, batch, "int32", draft_tokens)
+        top_p = per_sequence(top_p, 1.0, batch, "float32", draft_tokens)
+        min_p = per_sequence(min_p, 0.0, batch, "float32", draft_tokens)
     if backend == "reference":
         return reference(
             draft_tokens,
@@ -106,7 +107,11 @@ def rejection_sampling(
         draft_law,
         draft_lens,
         temperature,
+        top_k,
+        top_p,
+        min_p,
         draft_kind,
+        cut,
         vocab_size,
         backend=backend,
         lnc=lnc,

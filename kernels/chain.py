@@ -17,16 +17,23 @@ MAX_SEQUENCES = 16  # a chunk, so that a few values a sequence fit one transpose
 
 
 def sequence_chunks(batch, rows, sequence_bytes, max_bytes):
-    """(first, count) of the chunks of sequences this core verifies: at most 128 rows and `max_bytes` a partition."""
-    first = batch * nl.program_id(0) // nl.num_programs(0)
-    end = batch * (nl.program_id(0) + 1) // nl.num_programs(0)
+    """(first, count, repeated) of the chunks of sequences this core verifies.
+
+    A chunk has at most 128 rows and `max_bytes` a partition. The cores of LNC 2 verify equally many sequences, since
+    their loops must match: in an odd batch the second repeats the first `repeated` of its chunk, and does not store
+    them.
+    """
+    cores = nl.num_programs(0)
+    share = (batch + cores - 1) // cores
+    first = min(share * nl.program_id(0), batch - share)
+    repeated = share * nl.program_id(0) - first
     largest = max(1, min(MAX_SEQUENCES, 128 // rows, max_bytes // sequence_bytes))
-    num_chunks = (end - first + largest - 1) // largest
+    num_chunks = (share + largest - 1) // largest
     chunks = []
     for i in range(num_chunks):
-        start = first + (end - first) * i // num_chunks
-        stop = first + (end - first) * (i + 1) // num_chunks
-        chunks.append((start, stop - start))
+        start = share * i // num_chunks
+        stop = share * (i + 1) // num_chunks
+        chunks.append((first + start, stop - start, max(0, min(stop, repeated) - start)))
     return chunks
 
 
@@ -166,14 +173,16 @@ def allocate_outputs(batch, rows):
     return tokens, num_accepted, path, invalid
 
 
-def store_int(output, first, values):
-    """values [1, n, ...] fp32 whole numbers -> output[first:first + n]."""
-    whole = nl.ndarray(values.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=whole, src=values)
-    nisa.dma_copy(dst=output.expand_dim(0)[:, first : first + values.shape[1]], src=whole)
+def store_int(output, first, repeated, values):
+    """values [1, n, ...] fp32 whole numbers -> output[first:first + n], without the first `repeated`."""
+    count = values.shape[1]
+    if repeated < count:
+        nisa.dma_copy(
+            dst=output.expand_dim(0)[:, first + repeated : first + count], src=to_int(values)[:, repeated:count]
+        )
 
 
-def store_chain(outputs, first, tokens, accepted, emitted, active, good, invalid, row_number):
+def store_chain(outputs, first, repeated, tokens, accepted, emitted, active, good, invalid, row_number):
     """Accepted drafts, then the emitted token, then -1; nothing but -1 in slots that are not active.
 
     Args:
@@ -186,25 +195,25 @@ def store_chain(outputs, first, tokens, accepted, emitted, active, good, invalid
     emitted_count = tensor_scalar(accepted, nl.add, 1.0)
     nisa.tensor_tensor(dst=emitted_count, data1=emitted_count, data2=active, op=nl.multiply)
     last_row = tensor_scalar(emitted_count, nl.subtract, 1.0)
-    store_int(out_accepted, first, last_row)
+    store_int(out_accepted, first, repeated, last_row)
 
     before = tensor_tensor(row_number, over_rows(last_row, rows), nl.less)
     at = tensor_tensor(row_number, over_rows(last_row, rows), nl.equal)
     kept = select(before, tokens, -1.0)
-    store_int(out_tokens, first, select(at, over_rows(emitted, rows), kept))
+    store_int(out_tokens, first, repeated, select(at, over_rows(emitted, rows), kept))
 
     # (row + 1) * counts - 1: the row itself where it counts, -1 elsewhere.
     counts = tensor_tensor(before, at, nl.add)
     path = floats(tokens.shape)
     nisa.scalar_tensor_tensor(dst=path, data=row_number, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=counts)
     nisa.tensor_scalar(dst=path, data=path, op0=nl.subtract, operand0=1.0)
-    store_int(out_path, first, path)
+    store_int(out_path, first, repeated, path)
 
     # invalid where active, 1 where the sequence's own values are bad.
     flagged = tensor_tensor(invalid, active, nl.multiply)
     nisa.tensor_tensor(dst=flagged, data1=flagged, data2=good, op=nl.subtract)
     nisa.tensor_scalar(dst=flagged, data=flagged, op0=nl.add, operand0=1.0)
-    store_int(out_invalid, first, flagged)
+    store_int(out_invalid, first, repeated, flagged)
 
 
 def row_index(offset, base, stride):

@@ -43,12 +43,12 @@ def greedy_acceptance(draft_tokens, target_logits, draft_lens, vocab_size):
     """
     batch, rows, _ = target_logits.shape
     outputs = allocate_outputs(batch, rows)
-    for first, count in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
-        verify_chunk(outputs, first, count, draft_tokens, target_logits, draft_lens, vocab_size)
+    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        verify_chunk(outputs, first, count, repeated, draft_tokens, target_logits, draft_lens, vocab_size)
     return outputs
 
 
-def verify_chunk(outputs, first, count, draft_tokens, target_logits, draft_lens, vocab_size):
+def verify_chunk(outputs, first, count, repeated, draft_tokens, target_logits, draft_lens, vocab_size):
     _, rows, _ = target_logits.shape
     num_rows = count * rows
     partition_ids = first_ids(vocab_size)
@@ -60,10 +60,10 @@ def verify_chunk(outputs, first, count, draft_tokens, target_logits, draft_lens,
     # The total of the exponentials is not needed but for what it says of the row: NaN or 0 if it has no law.
     ones = floats((NUM_GROUPS, num_rows))
     nisa.memset(dst=ones, value=1.0)
-    maxima, totals, candidates = lane_statistics(
-        target_logits, first, count, rows, rows, "logits", ones, vocab_size, partition_ids
+    maxima, totals, candidates, _ = lane_statistics(
+        target_logits, first, count, rows, rows, "logits", ones, [], vocab_size, partition_ids
     )
-    peak, total = combine_lanes(maxima, totals, ones[0:num_rows, 0:1])
+    peak, total = combine_lanes(maxima, totals, ones[0:num_rows, 0:1], False)
     found = floats((num_rows, 2))
     nisa.tensor_copy(dst=found[:, 0:1], src=first_of_largest(maxima, candidates, peak))
     nisa.tensor_scalar(dst=found[:, 1:2], data=total, op0=nl.greater, operand0=0.0)
@@ -83,4 +83,4 @@ def verify_chunk(outputs, first, count, draft_tokens, target_logits, draft_lens,
     emitted = floats((1, count))
     nisa.tensor_copy(dst=emitted, src=last[:, 0])
     replace_spoiled(emitted, spoiled, accepted, first, target_logits, vocab_size, partition_ids)
-    store_chain(outputs, first, tokens, accepted, emitted, active, good, spoiled, row_number)
+    store_chain(outputs, first, repeated, tokens, accepted, emitted, active, good, spoiled, row_number)

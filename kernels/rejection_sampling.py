@@ -30,11 +30,12 @@ from .draw import draw
 from .statistics import (
     combine_lanes,
     entry_at,
-    exp_below,
     first_of_largest,
+    kept_mass,
     lane_statistics,
     replace_spoiled,
 )
+from .truncation import PARAMETERS, clear_below, row_parameters
 from .vocabulary import (
     FILL,
     NUM_GROUPS,
@@ -51,13 +52,26 @@ from .vocabulary import (
 MASS_BYTES = 98304  # of a partition, for the masses of a chunk's last rows
 
 # What the first phase says about a row, in the order it is moved between layouts.
-TARGET_OK, DRAFT_OK, TEST, BEST, TARGET_PEAK, TARGET_TOTAL, DRAFT_PEAK, DRAFT_TOTAL = 0, 1, 2, 3, 4, 5, 6, 7
-HAS_DRAFT, TOKEN, ROW_FACTS = 8, 9, 10
+TARGET_OK, DRAFT_OK, TEST, BEST = 0, 1, 2, 3
+TARGET_PEAK, TARGET_TOTAL, TARGET_THRESHOLD, DRAFT_PEAK, DRAFT_TOTAL, DRAFT_THRESHOLD = 4, 5, 6, 7, 8, 9
+HAS_DRAFT, TOKEN, ROW_FACTS = 10, 11, 12
+LANE_VALUES = 6  # what the lanes need of each sequence for its last token
 
 
 @nki.jit
 def rejection_sampling(
-    draft_tokens, target_logits, uniforms, draft_law, draft_lens, temperature, draft_kind, vocab_size
+    draft_tokens,
+    target_logits,
+    uniforms,
+    draft_law,
+    draft_lens,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    draft_kind,
+    cut,
+    vocab_size,
 ):
     """Token rule of arXiv 2211.17192: accept iff uniform * draft < target; then the residual law, or the target's.
 
@@ -68,7 +82,9 @@ def rejection_sampling(
         draft_law: [B, K, V] fp32 or bf16: logits or probabilities; None for one-hot drafts.
         draft_lens: [B] int32, -1 an empty slot.
         temperature: [B] fp32, 0 greedy.
+        top_k, top_p, min_p: [B] int32, fp32, fp32; None unless `cut`.
         draft_kind: "logits", "probs" or "one_hot".
+        cut: whether any of the three may be on.
         vocab_size: columns of V that count.
 
     Returns:
@@ -77,18 +93,23 @@ def rejection_sampling(
     batch, rows, _ = target_logits.shape
     outputs = allocate_outputs(batch, rows)
     # Two fp32 masses an id: the target's and the residual's.
-    for first, count in sequence_chunks(batch, rows, 8 * group_size(vocab_size), MASS_BYTES):
+    for first, count, repeated in sequence_chunks(batch, rows, 8 * group_size(vocab_size), MASS_BYTES):
         verify_chunk(
             outputs,
             first,
             count,
+            repeated,
             draft_tokens,
             target_logits,
             uniforms,
             draft_law,
             draft_lens,
             temperature,
+            top_k,
+            top_p,
+            min_p,
             draft_kind,
+            cut,
             vocab_size,
         )
     return outputs
@@ -98,13 +119,18 @@ def verify_chunk(
     outputs,
     first,
     count,
+    repeated,
     draft_tokens,
     target_logits,
     uniforms,
     draft_law,
     draft_lens,
     temperature,
+    top_k,
+    top_p,
+    min_p,
     draft_kind,
+    cut,
     vocab_size,
 ):
     _, rows, _ = target_logits.shape
@@ -122,6 +148,18 @@ def verify_chunk(
     # Greedy rows take their statistics at temperature 1; only whether they are numbers counts.
     greedy = tensor_scalar(heat, nl.equal, 0.0)
     scale = tensor_tensor(heat, greedy, nl.add)
+    limits = []
+    if cut:
+        parameters = row_parameters(
+            load_sequences(top_k, first, count),
+            load_sequences(top_p, first, count),
+            load_sequences(min_p, first, count),
+            scale,
+            rows,
+            vocab_size,
+        )
+        for kind in range(PARAMETERS):
+            limits.append(spread(transpose(parameters[:, kind].reshape((1, count * rows)))))
     nisa.reciprocal(dst=scale, data=scale)
 
     has_draft = proposed(tokens, lens, row_number, vocab_size)
@@ -138,7 +176,7 @@ def verify_chunk(
         draft_kind,
         vocab_size,
         scale,
-        row_number,
+        limits,
         partition_ids,
     )
 
@@ -169,6 +207,7 @@ def verify_chunk(
         uniforms,
         draft_law,
         draft_kind,
+        cut,
         vocab_size,
     )
     best = floats((1, count))
@@ -178,11 +217,11 @@ def verify_chunk(
     )
     by_law = tensor_tensor(has_law, sampled, nl.multiply)
     emitted = select(by_law, drawn, best)
-    store_chain(outputs, first, tokens, accepted, emitted, active, good, invalid, row_number)
+    store_chain(outputs, first, repeated, tokens, accepted, emitted, active, good, invalid, row_number)
 
 
 def row_statistics(
-    facts, first, count, target_logits, uniforms, draft_law, draft_kind, vocab_size, scale, row_number, partition_ids
+    facts, first, count, target_logits, uniforms, draft_law, draft_kind, vocab_size, scale, limits, partition_ids
 ):
     """Fills facts [1, ROW_FACTS, B, T] except HAS_DRAFT and TOKEN, reading every row once."""
     _, rows, _ = target_logits.shape
@@ -202,27 +241,29 @@ def row_statistics(
     row_scale = columns[:, 0:1]
     scales = spread(row_scale)
 
-    target = lane_statistics(target_logits, first, count, rows, rows, "logits", scales, vocab_size, partition_ids)
-    target_maxima, target_totals, candidates = target
-    peak, total = combine_lanes(target_maxima, target_totals, row_scale)
+    cut = len(limits) > 0
+    target_maxima, target_totals, candidates, threshold = lane_statistics(
+        target_logits, first, count, rows, rows, "logits", scales, limits, vocab_size, partition_ids
+    )
+    peak, total = combine_lanes(target_maxima, target_totals, row_scale, cut)
     best = first_of_largest(target_maxima, candidates, peak)
     token, draft_row = columns[:, 2:3], columns[:, 3:4]
     grid_row = floats((num_rows, 1))
     nisa.iota(dst=grid_row, pattern=[[0, 1]], offset=first * rows, channel_multiplier=1)
-    mass = exp_below(entry_at(target_logits, grid_row, token), peak, row_scale)
+    mass = kept_mass(entry_at(target_logits, grid_row, token), peak, row_scale, threshold)
 
     found = floats((num_rows, HAS_DRAFT))
     if draft_kind == "one_hot":
         nisa.memset(dst=found, value=1.0)
         draft_mass, draft_total = found[:, DRAFT_OK : DRAFT_OK + 1], found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1]
     else:
-        draft_maxima, draft_totals, _ = lane_statistics(
-            draft_law, first, count, drafts, rows, draft_kind, scales, vocab_size, partition_ids
+        draft_maxima, draft_totals, _, draft_threshold = lane_statistics(
+            draft_law, first, count, drafts, rows, draft_kind, scales, limits, vocab_size, partition_ids
         )
-        draft_peak, draft_total = combine_lanes(draft_maxima, draft_totals, row_scale)
+        draft_peak, draft_total = combine_lanes(draft_maxima, draft_totals, row_scale, cut)
         draft_mass = entry_at(draft_law, draft_row, token)
         if draft_kind == "logits":
-            draft_mass = exp_below(draft_mass, draft_peak, row_scale)
+            draft_mass = kept_mass(draft_mass, draft_peak, row_scale, draft_threshold)
             nisa.tensor_scalar(dst=found[:, DRAFT_OK : DRAFT_OK + 1], data=draft_total, op0=nl.greater, operand0=0.0)
         else:
             # Finite: infinity and NaN times 0 are NaN.
@@ -237,6 +278,7 @@ def row_statistics(
             nisa.memset(dst=draft_total, value=1.0)
         nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=draft_peak)
         nisa.tensor_copy(dst=found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1], src=draft_total)
+        nisa.tensor_copy(dst=found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], src=draft_threshold)
 
     # uniform * draft < target, both over the same denominator: no division.
     left = tensor_tensor(columns[:, 1:2], total, nl.multiply)
@@ -247,6 +289,7 @@ def row_statistics(
     nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=total, op0=nl.greater, operand0=0.0)
     nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=peak)
     nisa.tensor_copy(dst=found[:, TARGET_TOTAL : TARGET_TOTAL + 1], src=total)
+    nisa.tensor_copy(dst=found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], src=threshold)
     nisa.tensor_copy(dst=facts.reshape((1, ROW_FACTS, num_rows))[:, 0:HAS_DRAFT], src=to_rows(found))
 
 
@@ -265,7 +308,19 @@ def accepted_rows(facts, greedy):
 
 
 def drawn_tokens(
-    first, count, accepted, last, has_law, residual, scale, target_logits, uniforms, draft_law, draft_kind, vocab_size
+    first,
+    count,
+    accepted,
+    last,
+    has_law,
+    residual,
+    scale,
+    target_logits,
+    uniforms,
+    draft_law,
+    draft_kind,
+    cut,
+    vocab_size,
 ):
     """[1, B]: the token after the accepted drafts, drawn from the residual law or the target's own.
 
@@ -280,7 +335,7 @@ def drawn_tokens(
     size = group_size(vocab_size)
 
     # What the lanes need of each sequence; without a residual nothing of the draft's, which may be NaN.
-    lane_values = floats((1, 4, count))
+    lane_values = floats((1, LANE_VALUES, count))
     bias = tensor_tensor(last[:, TARGET_PEAK], scale, nl.multiply)
     nisa.tensor_copy(dst=lane_values[:, 0], src=select(has_law, scale, 0.0))
     nisa.tensor_copy(dst=lane_values[:, 1], src=select(has_law, bias, 0.0))
@@ -298,7 +353,9 @@ def drawn_tokens(
     nisa.tensor_scalar(dst=lane_values[:, 1], data=lane_values[:, 1], op0=nl.multiply, operand0=-1.0)
     if draft_kind != "one_hot":
         nisa.tensor_scalar(dst=lane_values[:, 2:4], data=lane_values[:, 2:4], op0=nl.multiply, operand0=-1.0)
-    on_lanes = spread(transpose(lane_values.reshape((1, 4 * count))))
+    nisa.tensor_copy(dst=lane_values[:, 4], src=select(has_law, last[:, TARGET_THRESHOLD], FILL))
+    nisa.tensor_copy(dst=lane_values[:, 5], src=select(residual, last[:, DRAFT_THRESHOLD], FILL))
+    on_lanes = spread(transpose(lane_values.reshape((1, LANE_VALUES * count))))
 
     # Past the end where there is nothing to read: the DMA then leaves the tile alone.
     target_row = to_int(select(has_law, row_index(accepted, first * rows, rows), float(batch * rows)))
@@ -314,9 +371,9 @@ def drawn_tokens(
     for sequence in range(count):
         column = slice(sequence, sequence + 1)
         values = []
-        for kind in range(4):
+        for kind in range(LANE_VALUES):
             values.append(on_lanes[:, kind * count + sequence : kind * count + sequence + 1])
-        lane_scale, target_bias, draft_value, ratio = values
+        lane_scale, target_bias, draft_value, ratio, target_threshold, draft_threshold = values
 
         logits = nl.ndarray((NUM_GROUPS, size), dtype=target_logits.dtype, buffer=nl.sbuf)
         nisa.memset(dst=logits, value=FILL)
@@ -333,6 +390,10 @@ def drawn_tokens(
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
 
+        if cut:
+            clear_below(logits.expand_dim(1), target_mass.expand_dim(1), target_threshold)
+            nisa.tensor_reduce(dst=lanes[:, 1, column], op=nl.add, data=target_mass, axis=1)
+
         mass = residual_masses[:, sequence]
         if draft_kind == "one_hot":
             nisa.scalar_tensor_tensor(
@@ -344,6 +405,8 @@ def drawn_tokens(
             load_row_at(law, draft_law, draft_row[:, column], vocab_size)
             if draft_kind == "logits":
                 nisa.activation(dst=mass, op=nl.exp, data=law, bias=draft_value, scale=lane_scale)
+                if cut:
+                    clear_below(law.expand_dim(1), mass.expand_dim(1), draft_threshold)
                 law = mass
             nisa.scalar_tensor_tensor(
                 dst=mass, data=law, op0=nl.multiply, operand0=ratio, op1=nl.add, operand1=target_mass

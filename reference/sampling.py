@@ -38,7 +38,7 @@ def sampling_law(
         return None
     weights = np.exp((logits - logits.max()) / temperature)
     if 0 < top_k < len(logits):
-        weights[logits < np.sort(logits)[-top_k]] = 0
+        weights[logits < np.sort(logits)[-int(top_k)]] = 0
     if top_p < 1:
         law = weights / weights.sum()
         descending = np.sort(law)[::-1]

@@ -46,6 +46,7 @@ def chain_case(
     spread: float = 3.0,
     padding: int = 0,
     temperatures: tuple[float, ...] = (0.0, 0.6, 1.0, 1.7),
+    cut: bool = False,
 ) -> dict[str, Any]:
     """Keyword arguments of rejection_sampling: drafts from their own law, ragged lengths, NaN wherever none looks."""
     width = vocab_size + padding
@@ -54,12 +55,17 @@ def chain_case(
     draft_logits = (target[:, :num_drafts].astype(np.float32) + noise).astype(dtype)
     temperature = rng.choice(np.array(temperatures, np.float32), batch)
     draft_lens = rng.integers(-1, num_drafts + 1, batch).astype(np.int32)
+    parameters = {}
+    if cut:
+        parameters["top_k"] = rng.choice(np.array([-1, 0, 1, 2, 5, vocab_size, vocab_size + 9], np.int32), batch)
+        parameters["top_p"] = rng.choice(np.array([1.0, 0.95, 0.6, 1e-6], np.float32), batch)
+        parameters["min_p"] = rng.choice(np.array([0.0, 0.02, 1.0], np.float32), batch)
     tokens = np.zeros((batch, num_drafts), np.int32)
     probs = np.zeros((batch, num_drafts, width), np.float64)
     for b in range(batch):
         for row in range(num_drafts):
             logits = draft_logits[b, row, :vocab_size].astype(np.float64)
-            law = sampling_law(logits, temperature[b] or 1.0)
+            law = sampling_law(logits, temperature[b] or 1.0, **{name: float(v[b]) for name, v in parameters.items()})
             probs[b, row, :vocab_size] = law
             tokens[b, row] = best_token(logits) if temperature[b] == 0 else drawn_from(law, rng)
     if num_drafts and rng.random() < 0.3:
@@ -71,6 +77,7 @@ def chain_case(
         "temperature": temperature,
         "draft_lens": draft_lens,
         "vocab_size": vocab_size,
+        **parameters,
     }
     probs = probs.astype(dtype)
     for array in (target, draft_logits, probs):
@@ -106,6 +113,22 @@ def allowed_tokens(masses: np.ndarray, group_uniform: float, token_uniform: floa
     return allowed
 
 
+def cut_undecided(logits: np.ndarray, temperature: float, parameters: dict[str, float], error: float) -> bool:
+    """Whether rounding may move an id across the edge of top-p or min-p."""
+    supports = [
+        sampling_law(
+            logits,
+            temperature,
+            parameters.get("top_k", 0),
+            parameters.get("top_p", 1.0) * (1 + side) if parameters.get("top_p", 1.0) < 1 else 1.0,
+            min(1.0, parameters.get("min_p", 0.0) * (1 + side)),
+        )
+        > 0
+        for side in (-error, error)
+    ]
+    return bool((supports[0] != supports[1]).any())
+
+
 def assert_chain_agrees(actual: Acceptance, case: dict[str, Any], tally: Tally) -> None:
     """Every decision is the reference's unless its threshold lies within rounding; every draw is an allowed one."""
     expected = draft_verify.rejection_sampling(**case, backend="reference")
@@ -133,6 +156,9 @@ def assert_chain_agrees(actual: Acceptance, case: dict[str, Any], tally: Tally) 
                 break
             target_law = sampling_law(logits, temperature, **parameters)
             error = rounding(logits, temperature)
+            if cut_undecided(logits, temperature, parameters, error):
+                tally.undecided += 1
+                break
             draft = int(tokens[b, row]) if row < limit else -1
             if not 0 <= draft < vocab_size:
                 assert last and not actual.invalid[b]
@@ -151,6 +177,10 @@ def assert_chain_agrees(actual: Acceptance, case: dict[str, Any], tally: Tally) 
                 check_draw(actual.tokens[b, row], target_law, uniforms[b], error, tally)
                 break
             if case.get("draft_logits") is not None:
+                draft_logits = np.asarray(case["draft_logits"][b, row, :vocab_size], np.float64)
+                if cut_undecided(draft_logits, temperature, parameters, rounding(draft_logits, temperature)):
+                    tally.undecided += 1
+                    break
                 error += rounding(np.asarray(case["draft_logits"][b, row, :vocab_size], np.float64), temperature)
             left, right = uniforms[b, row] * draft_law[draft], target_law[draft]
             tally.decisions += 1

@@ -42,6 +42,20 @@ def test_kernel_accepts_and_draws_as_the_reference_says(shape, seed, spread, lnc
     assert_chain_agrees(actual, case, Tally())
 
 
+@given(
+    shape=st.sampled_from([SHAPES[1], SHAPES[2], SHAPES[3], SHAPES[5]]),
+    seed=st.integers(0, 2**32 - 1),
+    spread=st.sampled_from([0.1, 3.0, 30.0]),
+    lnc=st.sampled_from([1, 2]),
+)
+def test_kernel_cuts_rows_by_top_k_top_p_and_min_p_as_the_reference(shape, seed, spread, lnc):
+    batch, num_drafts, vocab_size, padding, dtype, draft = shape
+    rng = np.random.default_rng(seed)
+    case = chain_case(rng, batch, num_drafts, vocab_size, dtype, draft, spread, padding, cut=True)
+    actual = draft_verify.rejection_sampling(**case, backend="emulator", lnc=lnc)
+    assert_chain_agrees(actual, case, Tally())
+
+
 @pytest.mark.parametrize(
     ("vocab_size", "dtype", "draft"),
     [(8193, np.float32, "logits"), (49152, ml_dtypes.bfloat16, "probs"), (151936, ml_dtypes.bfloat16, "logits")],
@@ -52,14 +66,15 @@ def test_kernel_takes_real_vocabularies(vocab_size, dtype, draft):
         assert_chain_agrees(draft_verify.rejection_sampling(**case, backend="emulator"), case, Tally())
 
 
-@pytest.mark.parametrize("draft", ["logits", "probs", "one_hot"])
-def test_few_decisions_and_draws_lie_within_rounding(draft):
+@pytest.mark.parametrize(("draft", "cut"), [("logits", False), ("probs", False), ("one_hot", False), ("logits", True)])
+def test_few_decisions_and_draws_lie_within_rounding(draft, cut):
     shares = Tally()
-    for seed in range(6):
-        case = chain_case(np.random.default_rng(seed), 40, 7, 1021, np.float32, draft, temperatures=(0.6, 1.0))
+    for seed in range(1 if cut else 6):
+        rng = np.random.default_rng(seed)
+        case = chain_case(rng, 40, 7, 1021, np.float32, draft, temperatures=(0.6, 1.0), cut=cut)
         assert_chain_agrees(draft_verify.rejection_sampling(**case, backend="emulator"), case, shares)
-    print(draft, shares)
-    assert shares.decisions > 200
+    print(draft, cut, shares)
+    assert shares.decisions > (30 if cut else 200)
     assert shares.undecided <= tolerances.MAX_UNDECIDED_SHARE * shares.decisions, str(shares)
     assert shares.other_token == 0, "V <= 1024: the reference's token always"
 
