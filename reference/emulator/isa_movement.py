@@ -143,7 +143,7 @@ def _check_indirect_transpose(call: Call) -> None:
     if src.ndim == 4 and 1 not in (src.shape[1], src.shape[2]):
         raise Refusal("an indirect transpose of 4 dimensions has src.shape[1] or src.shape[2] equal to 1",
                       shape=src.shape)  # fmt: skip
-    rows, columns = index.shape
+    rows, columns = index.num_partitions, index.free_size
     if index.dtype != "uint32":
         raise Refusal("the indices of an indirect transpose are uint32", dtype=index.dtype)
     if src.shape[0] % 16 or rows * columns < src.shape[0]:

@@ -1,1 +1,1 @@
-"""Other people's kernels, read from their checkouts at run time, on the emulator: `make test-peer NKI_LIBRARY=<checkout>`."""
+"""Other people's kernels, from their checkouts, on the emulator: `make test-peer NKI_LIBRARY=<checkout>`."""
