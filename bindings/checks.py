@@ -309,7 +309,7 @@ def cache_scale(argument: str, scale: Any, layers: int, heads: int, fp8: bool) -
 MAX_ROWS = 128  # a row's facts share one partition each
 MAX_VOCAB = 1 << 22  # ids are exact in fp32, and the masses of one row fit on the chip
 DRAFT_KINDS = ("one_hot", "logits", "probs")
-CHAIN_RULES = ("token",)
+CHAIN_RULES = ("token", "block")
 
 
 def acceptance(draft_tokens: Any, target_logits: Any, draft_lens: Any, vocab_size: int | None) -> tuple[int, int, int]:

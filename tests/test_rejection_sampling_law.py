@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draft_verify.reference.rejection_sampling import accept_probability, one_hot, rejection_sampling, residual_law
+from draft_verify.reference.rejection_sampling import (
+    accept_probability,
+    block_probabilities,
+    one_hot,
+    rejection_sampling,
+    residual_law,
+)
 from draft_verify.reference.sampling import draw, group_size
 
 LIMIT = 1e-12
@@ -153,3 +159,88 @@ def test_the_law_sampled_is_the_law_enumerated(seed):
         first = result.tokens[:, 0]
         counts += draft[token] * np.bincount(first, minlength=3) / batch
     assert np.abs(counts - target).max() < 2 / 40
+
+
+def block_emitted_law(target: dict, draft: dict, vocab_size: int, num_drafts: int, as_one_hot: bool) -> np.ndarray:
+    """As `emitted_law`, of the block rule: whole strings are drafted, then the longest passing prefix is kept."""
+    joint = np.zeros((vocab_size,) * (num_drafts + 1))
+    for string in itertools.product(range(vocab_size), repeat=num_drafts):
+        prefixes = [string[:i] for i in range(num_drafts)]
+        mass = float(np.prod([draft[prefix][x] for prefix, x in zip(prefixes, string)]))
+        if mass == 0:
+            continue
+        pairs = [
+            (target[prefix], one_hot(x, vocab_size) if as_one_hot else draft[prefix], x)
+            for prefix, x in zip(prefixes, string)
+        ]
+        weights, passes = block_probabilities(pairs)
+        for kept in range(num_drafts, -1, -1):  # later prefixes did not pass
+            reached = mass * passes[kept]
+            mass *= 1 - passes[kept]
+            if kept == num_drafts:
+                complete(joint, target, string, reached)
+                continue
+            target_law_, draft_law, _ = pairs[kept]
+            for token, residual in enumerate(residual_law(target_law_, draft_law, weights[kept])):
+                complete(joint, target, (*string[:kept], token), reached * residual)
+    return joint
+
+
+@given(seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(1, 4), num_drafts=st.integers(0, 3))
+def test_the_block_rule_leaves_the_target_law(seed, vocab_size, num_drafts):
+    rng = np.random.default_rng(seed)
+    target, draft = (random_model(rng, vocab_size, num_drafts) for _ in range(2))
+    for as_one_hot in (False, True):
+        emitted = block_emitted_law(target, draft, vocab_size, num_drafts, as_one_hot)
+        assert np.abs(emitted - target_law(target, vocab_size, num_drafts)).sum() / 2 < LIMIT
+
+
+def expected_accepted(target: np.ndarray, draft: np.ndarray, num_drafts: int) -> tuple[float, float]:
+    """Mean accepted drafts of the token and of the block rule, for laws that do not depend on the prefix."""
+    token = block = 0.0
+    for string in itertools.product(range(len(target)), repeat=num_drafts):
+        pairs = [(target, draft, x) for x in string]
+        mass = float(np.prod(draft[list(string)]))
+        accepts = np.cumprod([accept_probability(*pair) for pair in pairs])
+        token += mass * accepts.sum()
+        _, passes = block_probabilities(pairs)
+        fails = np.cumprod([1 - h for h in passes[::-1]])[::-1]  # no prefix from i on passes
+        block += mass * sum(1 - fails[i] for i in range(1, num_drafts + 1))
+    return token, block
+
+
+def test_the_block_rule_accepts_what_its_paper_says():
+    token, block = expected_accepted(np.array([1 / 3, 2 / 3]), np.array([2 / 3, 1 / 3]), 2)
+    assert abs(token - 10 / 9) < LIMIT and abs(block - 11 / 9) < LIMIT  # 2403.10444, section 2
+
+
+@given(seed=st.integers(0, 2**32 - 1), vocab_size=st.integers(2, 4), num_drafts=st.integers(1, 3))
+def test_the_block_rule_never_accepts_fewer_on_average(seed, vocab_size, num_drafts):
+    rng = np.random.default_rng(seed)
+    token, block = expected_accepted(random_law(rng, vocab_size), random_law(rng, vocab_size), num_drafts)
+    assert block >= token - LIMIT
+
+
+@given(seed=st.integers(0, 2**32 - 1), num_drafts=st.integers(1, 3))
+def test_block_decisions_switch_exactly_at_their_probabilities(seed, num_drafts):
+    rng = np.random.default_rng(seed)
+    targets = [random_law(rng, 3) for _ in range(num_drafts + 1)]
+    drafts = [random_law(rng, 3) for _ in range(num_drafts)]
+    tokens = [int(rng.integers(3)) for _ in range(num_drafts)]
+    _, passes = block_probabilities(list(zip(targets, drafts, tokens)))
+    for i in range(1, num_drafts + 1):
+        for uniform, passed in ((passes[i] * (1 - 1e-9), True), (passes[i] * (1 + 1e-9), False)):
+            if not 0 < uniform < 1:
+                continue
+            # All later prefixes fail, earlier ones fail unless they pass always.
+            uniforms = np.full((1, num_drafts + 2), 1 - 1e-12)
+            uniforms[0, i - 1] = uniform
+            result = rejection_sampling(
+                np.array([tokens], np.int32),
+                logits_of(np.stack(targets))[None],
+                uniforms,
+                draft_probs=np.stack(drafts)[None],
+                rule="block",
+            )
+            always = [j for j in range(1, num_drafts + 1) if j != i and passes[j] > 1 - 1e-12]
+            assert result.num_accepted[0] == max([0, *always, *([i] if passed else [])])
