@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .instruction import Refusal
+from .machine import trn2
 from .program import Block, Program
 from .tensor import PARTITIONS, Storage
 
-SBUF_BYTES = 212_984  # a partition: 229,376 - 16,384 (descriptors of dynamic DMAs) - 8
-PSUM_BANKS = 8
-PSUM_BANK_BYTES = 2048
+SBUF_BYTES = int(trn2.sbuf_bytes)
+PSUM_BANKS = int(trn2.psum_banks)
+PSUM_BANK_BYTES = int(trn2.psum_bank_bytes)
 SBUF_ALIGN = 32
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from . import enums
 from .enums import engine as engines
 from .instruction import Call, Refusal, operand_rule
+from .machine import trn2
 from .operators import Operator
 
 PARTITIONS = 128
@@ -21,7 +22,7 @@ QUADRANT = 32
 MAX_FREE_DIMS = 4
 MAX_COUNT = 65_535
 MAX_STRIDE = 32_767
-PSUM_BANK_BYTES = 2048
+PSUM_BANK_BYTES = int(trn2.psum_bank_bytes)
 INT32 = (-(2**31), 2**31 - 1)
 
 
