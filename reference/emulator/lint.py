@@ -185,6 +185,7 @@ class _Function:
             ast.AugAssign: lambda: (node.target, node.value),
             ast.If: lambda: (node.test,),
             ast.IfExp: lambda: (node.test,),
+            ast.While: lambda: (node.test,),
             ast.For: lambda: (node.iter,),
         }.get(type(node), tuple)()
         if any(dotted(operand) in self.opaque for operand in operands):

@@ -38,7 +38,6 @@ NODES = {
     ast.AsyncFor: "async",
     ast.AsyncWith: "async",
     ast.ClassDef: "class inside a function or class",
-    ast.While: "while",
 }
 NODES |= {getattr(ast, name): name for name in ("TryStar", "TypeAlias") if hasattr(ast, name)}  # since 3.11 and 3.12
 OPERATORS = {
@@ -78,8 +77,8 @@ def _operators(node: ast.AST) -> list[ast.AST]:
 def _expression(node: ast.AST, known: dict[str, int], functions: set[str]) -> Check:
     if isinstance(node, ast.FormattedValue) and node.format_spec:
         yield node, "a format specification is not part of the kernel language"
-    if isinstance(node, ast.For) and node.orelse:
-        yield node, "for-else is not part of the kernel language"
+    if isinstance(node, (ast.For, ast.While)) and node.orelse:
+        yield node, "else after a loop is not part of the kernel language"
     if isinstance(node, ast.Assign) and len(node.targets) > 1:
         yield node, "several assignment targets are not part of the kernel language"
     if isinstance(node, ast.Compare) and len(node.ops) > 1:
