@@ -44,7 +44,8 @@ def rejection_sampling(
         draft_lens: [B] int32, drafts of each sequence, 0..K, -1 an empty slot; default K.
         temperature: number or [B] fp32, 0 greedy; default 1.
         top_k, top_p, min_p: number or [B]; 0 or -1, 1 and 0 are off, the default.
-        rule: "token".
+        rule: "token"; or "block" (Sun et al., arXiv 2403.10444), whose prefixes pass as a whole, and which accepts
+            as many drafts or more on average, for a second read of the rows between.
         vocab_size: columns that count; default V.
         backend, lnc: see the package.
 
@@ -111,6 +112,7 @@ def rejection_sampling(
         top_p,
         min_p,
         draft_kind,
+        rule,
         cut,
         vocab_size,
         backend=backend,

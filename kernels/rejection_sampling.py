@@ -8,6 +8,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from .block_rule import block_prefix
 from .chain import (
     allocate_outputs,
     at_row,
@@ -21,20 +22,26 @@ from .chain import (
     select,
     sequence_chunks,
     store_chain,
-    to_columns,
     to_int,
-    to_rows,
     usable,
 )
 from .draw import draw
-from .statistics import (
-    combine_lanes,
-    entry_at,
-    first_of_largest,
-    kept_mass,
-    lane_statistics,
-    replace_spoiled,
+from .row_facts import (
+    BEST,
+    DRAFT_OK,
+    DRAFT_PEAK,
+    DRAFT_THRESHOLD,
+    DRAFT_TOTAL,
+    HAS_DRAFT,
+    TARGET_OK,
+    TARGET_PEAK,
+    TARGET_THRESHOLD,
+    TARGET_TOTAL,
+    TOKEN,
+    accepted_rows,
+    row_facts,
 )
+from .statistics import replace_spoiled
 from .truncation import PARAMETERS, clear_below, row_parameters
 from .vocabulary import (
     FILL,
@@ -51,10 +58,6 @@ from .vocabulary import (
 
 MASS_BYTES = 98304  # of a partition, for the masses of a chunk's last rows
 
-# What the first phase says about a row, in the order it is moved between layouts.
-TARGET_OK, DRAFT_OK, TEST, BEST = 0, 1, 2, 3
-TARGET_PEAK, TARGET_TOTAL, TARGET_THRESHOLD, DRAFT_PEAK, DRAFT_TOTAL, DRAFT_THRESHOLD = 4, 5, 6, 7, 8, 9
-HAS_DRAFT, TOKEN, ROW_FACTS = 10, 11, 12
 LANE_VALUES = 6  # what the lanes need of each sequence for its last token
 
 
@@ -70,10 +73,13 @@ def rejection_sampling(
     top_p,
     min_p,
     draft_kind,
+    rule,
     cut,
     vocab_size,
 ):
-    """Token rule of arXiv 2211.17192: accept iff uniform * draft < target; then the residual law, or the target's.
+    """Accepts drafts by their laws, and draws the token after them from the residual law, or the target's own.
+
+    Token rule (arXiv 2211.17192): accept iff uniform * draft < target. Block rule (2403.10444): see `block_rule`.
 
     Args:
         draft_tokens: [B, K] int32; None where K is 0.
@@ -84,6 +90,7 @@ def rejection_sampling(
         temperature: [B] fp32, 0 greedy.
         top_k, top_p, min_p: [B] int32, fp32, fp32; None unless `cut`.
         draft_kind: "logits", "probs" or "one_hot".
+        rule: "token" or "block".
         cut: whether any of the three may be on.
         vocab_size: columns of V that count.
 
@@ -109,6 +116,7 @@ def rejection_sampling(
             top_p,
             min_p,
             draft_kind,
+            rule,
             cut,
             vocab_size,
         )
@@ -130,6 +138,7 @@ def verify_chunk(
     top_p,
     min_p,
     draft_kind,
+    rule,
     cut,
     vocab_size,
 ):
@@ -163,13 +172,10 @@ def verify_chunk(
     nisa.reciprocal(dst=scale, data=scale)
 
     has_draft = proposed(tokens, lens, row_number, vocab_size)
-    facts = floats((1, ROW_FACTS, count, rows))
-    nisa.tensor_copy(dst=facts[:, HAS_DRAFT], src=has_draft)
-    nisa.tensor_copy(dst=facts[:, TOKEN], src=tokens)
-    row_statistics(
-        facts,
+    facts = row_facts(
+        tokens,
+        has_draft,
         first,
-        count,
         target_logits,
         uniforms,
         draft_law,
@@ -177,15 +183,25 @@ def verify_chunk(
         vocab_size,
         scale,
         limits,
+        rule == "block",
         partition_ids,
     )
 
     accept = accepted_rows(facts, greedy)
     accepted = leading_count(accept, row_number)
+    sampled = tensor_scalar(greedy, nl.multiply, -1.0, nl.add, 1.0)
+    if rule == "block":
+        passing, weights = block_prefix(
+            facts, row_number, first, target_logits, uniforms, draft_law, draft_kind, cut, scale, vocab_size
+        )
+        accepted = select(sampled, passing, accepted)
     chosen = tensor_tensor(row_number, over_rows(accepted, rows), nl.equal)
     last = at_row(facts, chosen)
+    if rule == "block" and draft_kind != "one_hot":
+        # The residual is of weight * target: as if the draft's total were larger by the weight.
+        weight = at_row(weights.expand_dim(1), chosen)
+        nisa.tensor_tensor(dst=last[:, DRAFT_TOTAL], data1=last[:, DRAFT_TOTAL], data2=weight[:, 0], op=nl.multiply)
 
-    sampled = tensor_scalar(greedy, nl.multiply, -1.0, nl.add, 1.0)
     sampled_draft = tensor_tensor(last[:, HAS_DRAFT], sampled, nl.multiply)
     nisa.tensor_tensor(dst=sampled_draft, data1=sampled_draft, data2=last[:, TARGET_OK], op=nl.multiply)
     residual = tensor_tensor(sampled_draft, last[:, DRAFT_OK], nl.multiply)
@@ -218,93 +234,6 @@ def verify_chunk(
     by_law = tensor_tensor(has_law, sampled, nl.multiply)
     emitted = select(by_law, drawn, best)
     store_chain(outputs, first, repeated, tokens, accepted, emitted, active, good, invalid, row_number)
-
-
-def row_statistics(
-    facts, first, count, target_logits, uniforms, draft_law, draft_kind, vocab_size, scale, limits, partition_ids
-):
-    """Fills facts [1, ROW_FACTS, B, T] except HAS_DRAFT and TOKEN, reading every row once."""
-    _, rows, _ = target_logits.shape
-    drafts = rows - 1
-    num_rows = count * rows
-
-    # What each row's partition needs: scale, uniform of the test, token (0 without one), its row in the draft law.
-    per_row = floats((1, 4, count, rows))
-    nisa.tensor_copy(dst=per_row[:, 0], src=over_rows(scale, rows))
-    tests = floats((1, count, rows))
-    nisa.dma_copy(dst=tests, src=uniforms.expand_dim(0)[:, first : first + count, 0:rows])
-    nisa.tensor_copy(dst=per_row[:, 1], src=tests)
-    nisa.tensor_tensor(dst=per_row[:, 2], data1=facts[:, TOKEN], data2=facts[:, HAS_DRAFT], op=nl.multiply)
-    nisa.iota(dst=per_row[:, 3], pattern=[[drafts, count], [1, rows]], offset=first * drafts, channel_multiplier=0)
-    nisa.memset(dst=per_row[:, 3, :, drafts:rows], value=0.0)
-    columns = to_columns(per_row.reshape((1, 4, num_rows)))
-    row_scale = columns[:, 0:1]
-    scales = spread(row_scale)
-
-    cut = len(limits) > 0
-    target_maxima, target_totals, candidates, threshold = lane_statistics(
-        target_logits, first, count, rows, rows, "logits", scales, limits, vocab_size, partition_ids
-    )
-    peak, total = combine_lanes(target_maxima, target_totals, row_scale, cut)
-    best = first_of_largest(target_maxima, candidates, peak)
-    token, draft_row = columns[:, 2:3], columns[:, 3:4]
-    grid_row = floats((num_rows, 1))
-    nisa.iota(dst=grid_row, pattern=[[0, 1]], offset=first * rows, channel_multiplier=1)
-    mass = kept_mass(entry_at(target_logits, grid_row, token), peak, row_scale, threshold)
-
-    found = floats((num_rows, HAS_DRAFT))
-    if draft_kind == "one_hot":
-        nisa.memset(dst=found, value=1.0)
-        draft_mass, draft_total = found[:, DRAFT_OK : DRAFT_OK + 1], found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1]
-    else:
-        draft_maxima, draft_totals, _, draft_threshold = lane_statistics(
-            draft_law, first, count, drafts, rows, draft_kind, scales, limits, vocab_size, partition_ids
-        )
-        draft_peak, draft_total = combine_lanes(draft_maxima, draft_totals, row_scale, cut)
-        draft_mass = entry_at(draft_law, draft_row, token)
-        if draft_kind == "logits":
-            draft_mass = kept_mass(draft_mass, draft_peak, row_scale, draft_threshold)
-            nisa.tensor_scalar(dst=found[:, DRAFT_OK : DRAFT_OK + 1], data=draft_total, op0=nl.greater, operand0=0.0)
-        else:
-            # Finite: infinity and NaN times 0 are NaN.
-            nisa.tensor_scalar(
-                dst=found[:, DRAFT_OK : DRAFT_OK + 1],
-                data=draft_total,
-                op0=nl.multiply,
-                operand0=0.0,
-                op1=nl.equal,
-                operand1=0.0,
-            )
-            nisa.memset(dst=draft_total, value=1.0)
-        nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=draft_peak)
-        nisa.tensor_copy(dst=found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1], src=draft_total)
-        nisa.tensor_copy(dst=found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], src=draft_threshold)
-
-    # uniform * draft < target, both over the same denominator: no division.
-    left = tensor_tensor(columns[:, 1:2], total, nl.multiply)
-    nisa.tensor_tensor(dst=left, data1=left, data2=draft_mass, op=nl.multiply)
-    right = tensor_tensor(mass, draft_total, nl.multiply)
-    nisa.tensor_tensor(dst=found[:, TEST : TEST + 1], data1=left, data2=right, op=nl.less)
-    nisa.tensor_copy(dst=found[:, BEST : BEST + 1], src=best)
-    nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=total, op0=nl.greater, operand0=0.0)
-    nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=peak)
-    nisa.tensor_copy(dst=found[:, TARGET_TOTAL : TARGET_TOTAL + 1], src=total)
-    nisa.tensor_copy(dst=found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], src=threshold)
-    nisa.tensor_copy(dst=facts.reshape((1, ROW_FACTS, num_rows))[:, 0:HAS_DRAFT], src=to_rows(found))
-
-
-def accepted_rows(facts, greedy):
-    """Flags [1, B, T]: the draft after the row is accepted, seen by itself."""
-    _, _, _, rows = facts.shape
-    by_law = tensor_tensor(facts[:, TEST], facts[:, DRAFT_OK], nl.multiply)
-    # by_law + greedy * (match - by_law)
-    accept = tensor_tensor(facts[:, BEST], facts[:, TOKEN], nl.equal)
-    nisa.tensor_tensor(dst=accept, data1=accept, data2=by_law, op=nl.subtract)
-    nisa.tensor_tensor(dst=accept, data1=accept, data2=over_rows(greedy, rows), op=nl.multiply)
-    nisa.tensor_tensor(dst=accept, data1=accept, data2=by_law, op=nl.add)
-    nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, TARGET_OK], op=nl.multiply)
-    nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, HAS_DRAFT], op=nl.multiply)
-    return accept
 
 
 def drawn_tokens(

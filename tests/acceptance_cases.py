@@ -9,7 +9,13 @@ import numpy as np
 
 import draft_verify
 from draft_verify.reference.acceptance import Acceptance
-from draft_verify.reference.rejection_sampling import draft_law_at, residual_law
+from draft_verify.reference.rejection_sampling import (
+    Pair,
+    block_probabilities,
+    draft_law_at,
+    leading_pairs,
+    residual_law,
+)
 from draft_verify.reference.sampling import best_token, group_size, has_law, sampling_law
 
 LARGEST_UNIFORM = np.nextafter(np.float32(1), np.float32(0))
@@ -198,6 +204,59 @@ def assert_chain_agrees(actual: Acceptance, case: dict[str, Any], tally: Tally) 
                     error * 2 / max(excess, error),
                     tally,
                 )
+
+
+def assert_block_agrees(actual: Acceptance, case: dict[str, Any], tally: Tally) -> None:
+    """As `assert_chain_agrees` for the block rule; a sequence with any prefix within rounding is left out."""
+    tokens, target, uniforms = case["draft_tokens"], case["target_logits"], case["uniforms"]
+    vocab_size = case["vocab_size"]
+    expected = draft_verify.rejection_sampling(**case, rule="block", backend="reference")
+    for b in range(len(tokens)):
+        temperature = float(case["temperature"][b])
+        parameters = {name: float(case[name][b]) for name in ("top_k", "top_p", "min_p") if name in case}
+        limit = int(case["draft_lens"][b])
+        if limit < 0 or temperature == 0:
+            for mine, theirs in zip(actual, expected):
+                np.testing.assert_array_equal(mine[b], theirs[b])
+            continue
+        logits = np.asarray(target[b, :, :vocab_size], np.float64)
+        drafts = [int(x) if 0 <= x < vocab_size else None for x in tokens[b, :limit]] + [None]
+        laws = [case.get(name) for name in ("draft_logits", "draft_probs")]
+        pairs = leading_pairs(logits, drafts, *laws, b, vocab_size, {"temperature": temperature, **parameters})
+        rows = [logits[row] for row in range(len(pairs) + 1) if has_law(logits[row])]
+        if laws[0] is not None:
+            rows += [np.asarray(laws[0][b, row, :vocab_size], np.float64) for row in range(len(pairs))]
+        error = sum(rounding(row, temperature) for row in rows) + 2.0**-20
+        weights, passes = block_probabilities(pairs)
+        margins = [abs(uniforms[b, i - 1] - passes[i]) for i in range(1, len(passes))]
+        # A weight near 1 makes both sides of S / (S + 1 - w) small.
+        slack = [
+            error / max(min(1.0, excess_of(pairs[i], weights[i]) + 1 - weights[i]), error) for i in range(1, len(pairs))
+        ]
+        if any(cut_undecided(row, temperature, parameters, error) for row in rows) or any(
+            margin <= max(near, error) for margin, near in zip(margins, [*slack, error])
+        ):
+            tally.undecided += 1
+            continue
+        tally.decisions += max(len(pairs), 1)
+        accepted = int(expected.num_accepted[b])
+        assert actual.num_accepted[b] == accepted
+        assert actual.invalid[b] == expected.invalid[b]
+        np.testing.assert_array_equal(actual.path[b], expected.path[b])
+        np.testing.assert_array_equal(actual.tokens[b, :accepted], expected.tokens[b, :accepted])
+        if not has_law(logits[accepted]):
+            assert actual.tokens[b, accepted] == expected.tokens[b, accepted]
+            continue
+        law = sampling_law(logits[accepted], temperature, **parameters)
+        if accepted < len(pairs):
+            excess = excess_of(pairs[accepted], weights[accepted])
+            law = residual_law(law, pairs[accepted][1], weights[accepted])
+            error = 2 * error / max(excess, error)
+        check_draw(actual.tokens[b, accepted], law, uniforms[b], error, tally)
+
+
+def excess_of(pair: Pair, weight: float) -> float:
+    return float(np.maximum(weight * pair[0] - pair[1], 0).sum())
 
 
 def check_draw(token: int, law: np.ndarray, uniforms: np.ndarray, error: float, tally: Tally) -> None:

@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 
 import draft_verify
 from draft_verify.reference import tolerances
-from tests.acceptance_cases import LARGEST_UNIFORM, SMALLEST_UNIFORM, Tally, assert_chain_agrees, chain_case
+from tests.acceptance_cases import (
+    LARGEST_UNIFORM,
+    SMALLEST_UNIFORM,
+    Tally,
+    assert_block_agrees,
+    assert_chain_agrees,
+    chain_case,
+)
 
 # batch, drafts, vocabulary, padding columns, dtype, kind of draft: few shapes, so that programs are traced once.
 SHAPES = [
@@ -40,6 +47,40 @@ def test_kernel_accepts_and_draws_as_the_reference_says(shape, seed, spread, lnc
     case = chain_case(np.random.default_rng(seed), batch, num_drafts, vocab_size, dtype, draft, spread, padding)
     actual = draft_verify.rejection_sampling(**case, backend="emulator", lnc=lnc)
     assert_chain_agrees(actual, case, Tally())
+
+
+@given(
+    shape=st.sampled_from(SHAPES),
+    seed=st.integers(0, 2**32 - 1),
+    spread=st.sampled_from([0.1, 3.0, 30.0]),
+    lnc=st.sampled_from([1, 2]),
+)
+def test_kernel_keeps_the_longest_passing_block(shape, seed, spread, lnc):
+    batch, num_drafts, vocab_size, padding, dtype, draft = shape
+    case = chain_case(np.random.default_rng(seed), batch, num_drafts, vocab_size, dtype, draft, spread, padding)
+    actual = draft_verify.rejection_sampling(**case, rule="block", backend="emulator", lnc=lnc)
+    assert_block_agrees(actual, case, Tally())
+
+
+def test_kernel_cuts_rows_under_the_block_rule():
+    for seed in range(4):
+        case = chain_case(np.random.default_rng(seed), 2, 3, 129, np.float32, "logits", cut=True)
+        actual = draft_verify.rejection_sampling(**case, rule="block", backend="emulator")
+        assert_block_agrees(actual, case, Tally())
+
+
+@pytest.mark.parametrize("draft", ["logits", "probs", "one_hot"])
+def test_few_blocks_lie_within_rounding(draft):
+    shares = Tally()
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        case = chain_case(rng, 40, 5, 640, np.float32, draft, temperatures=(0.6, 1.0))
+        actual = draft_verify.rejection_sampling(**case, rule="block", backend="emulator")
+        assert_block_agrees(actual, case, shares)
+    print(draft, shares)
+    assert shares.decisions > 100
+    assert shares.undecided <= max(1, tolerances.MAX_UNDECIDED_SHARE * shares.decisions), str(shares)
+    assert shares.other_token == 0
 
 
 @given(
@@ -168,7 +209,7 @@ BAD = {
     "top_k": [-2, np.full(3, -2, np.int32), np.ones(3, np.float32)],
     "top_p": [0.0, 1.5, np.full(3, np.nan, np.float32)],
     "min_p": [-0.1, 1.1, np.zeros(4, np.float32)],
-    "rule": ["greedy"],
+    "rule": ["greedy", "tokens"],
     "vocab_size": [0, 132],
 }
 
