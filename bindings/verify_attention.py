@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.caches import full_like_lengths
+from draft_verify.caches import full_like_lengths, layer_scales
 from draft_verify.reference.verify_attention import verify_attention as reference
 
 
@@ -89,7 +89,7 @@ def verify_attention(
     if backend == "reference":
         return reference(query, key, value, key_cache, value_cache, seq_lens, return_lse=return_lse, **options)
 
-    for argument in ("tree", "block_table", "ring", "sinks", "key_scale", "value_scale"):
+    for argument in ("tree", "block_table", "ring"):
         if options[argument] not in (None, False):
             raise NotImplementedError(f"verify_attention: the kernel does not take {argument} yet; the reference does")
     rows, head_dim = query.shape[2:]
@@ -97,6 +97,8 @@ def verify_attention(
     if cache_start is not None or query_positions is not None:
         start = full_like_lengths(seq_lens, 0) if cache_start is None else cache_start
         lengths = (*lengths, start, seq_lens if query_positions is None else query_positions)
+    heads = value_cache.shape[2 if cache_layout == "NPHD" else 1]
+    scales = [layer_scales(scale_, value_cache, 1, heads) for scale_ in (key_scale, value_scale)]
     outputs = launch(
         "verify_attention",
         query,
@@ -105,6 +107,8 @@ def verify_attention(
         key_cache,
         value_cache,
         lengths,
+        sinks,
+        *scales,
         cache_layout,
         float(head_dim**-0.5 if scale is None else scale),
         sliding_window or 0,

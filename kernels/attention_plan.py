@@ -1,11 +1,11 @@
-"""What is known of an attention call before any data: its shape, how rows and slots are cut into tiles.
+"""What is known of an attention call before any data: its sizes, and how rows and slots are cut into tiles.
 
 A row is one query head of one window row. The rows of a sequence are contiguous in HBM, [Hq * T, D], those of one
-key/value head are R = Hq / Hkv * T of them. Rows lie on partitions, cache slots along the free axis: a row's slots are
-then an interval of a range_select, its maximum comes with the mask, its sum with the exponential.
+key/value head are R = Hq / Hkv * T of them. Rows lie on partitions and cache slots along the free axis, so that what
+a row sees is an interval for range_select, its maximum comes with the mask, and its sum with the exponential.
 
-A row tile is up to 128 consecutive rows: several whole heads where they fit, so that lanes are not idle, else a part
-of one. A chunk is the slots that one pass of the softmax covers.
+Few rows would leave lanes idle. A row tile therefore holds the rows of several heads, or, of one head, the same rows
+several times: each copy, a stream, attends to its own share of the slots.
 """
 
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import nki.language as nl
 PARTITIONS = 128
 PSUM_BANK = 512  # fp32 a partition
 PSUM_BANK_BYTES = 2048
-NOTHING_SEEN = 1e20  # minus the maximum of a row that saw no key yet: exp(score + this) is 0 for a masked score
+LONGEST_RUN = 16  # slots a descriptor: 4 KiB of bf16 at D = 128 saturate the DMA engines
 
 
 class Shape(NamedTuple):
@@ -33,26 +33,37 @@ class Shape(NamedTuple):
     scale: float
     sliding_window: int  # 0 is none
     softcap: float  # 0.0 is none
+    scaled: bool  # fp8 caches, which have scales of their own
     cache_only: bool  # there are no window keys
     positioned: bool  # the cache's first slot and row 0 have positions of their own, not 0 and seq_lens
 
 
-class Chunk(NamedTuple):
-    """A pass over `slots` slots. Slot p * per_partition + j is entry j of partition p, one descriptor a partition."""
-
-    slots: int
-    partitions: int
-    per_partition: int
-    most: int  # chunks that one sequence can need
-
-
 class RowTile(NamedTuple):
-    """Rows first_row.. of a sequence, of key/value heads first_head.."""
+    """Rows first_row.. of a sequence, those of key/value heads first_head.., in `streams` copies: `count` in all."""
 
     first_row: int
     rows: int
     first_head: int
     heads: int
+    streams: int
+    count: int
+
+
+class Chunk(NamedTuple):
+    """The slots of one pass of the softmax, on this core: `segments` tiles of partitions * run slots.
+
+    Slot i of a segment is entry i % run of partition i // run. Of the segments, each stream has an equal share. Where
+    two cores share the slots, this one takes those from `first` on of every `step`.
+    """
+
+    slots: int
+    segments: int
+    partitions: int
+    run: int
+    streams: int
+    first: int
+    step: int
+    most: int  # passes that one sequence can need
 
 
 def tile(shape, dtype=nl.float32):
@@ -63,29 +74,51 @@ def psum(shape, dtype=nl.float32):
     return nl.ndarray(shape, dtype=dtype, buffer=nl.psum)
 
 
-def plan_chunk(slots, longest):
-    """Chunks of a multiple of 128 slots, at most `longest`; of all slots where there are fewer than 128."""
-    if slots < PARTITIONS:
-        return Chunk(slots, slots, 1, 1)
-    per_partition = min(slots, longest) // PARTITIONS
-    size = per_partition * PARTITIONS
-    return Chunk(size, PARTITIONS, per_partition, (slots + size - 1) // size)
-
-
-def plan_rows(shape, first_head, last_head):
-    """Row tiles of the heads first_head..last_head - 1."""
-    tiles = []
-    if shape.rows <= PARTITIONS:
-        # The outputs of a tile's heads share one PSUM bank.
-        most = min(PARTITIONS // shape.rows, PSUM_BANK // shape.head_dim)
-        for head in range(first_head, last_head, most):
-            heads = min(most, last_head - head)
-            tiles.append(RowTile(head * shape.rows, heads * shape.rows, head, heads))
-    else:
+def plan_rows(shape, first_head, last_head, most_streams):
+    """Row tiles of heads first_head..last_head - 1, in groups that share their keys and values."""
+    groups = []
+    if shape.rows > PARTITIONS:
+        step = PARTITIONS // shape.window * shape.window  # whole windows: every tile starts with window row 0
         for head in range(first_head, last_head):
-            for row in range(0, shape.rows, PARTITIONS):
-                tiles.append(RowTile(head * shape.rows + row, min(PARTITIONS, shape.rows - row), head, 1))
-    return tiles
+            tiles = []
+            for row in range(0, shape.rows, step):
+                count = min(step, shape.rows - row)
+                tiles.append(RowTile(head * shape.rows + row, count, head, 1, 1, count))
+            groups.append(tiles)
+        return groups
+
+    # What a tile's heads or streams weigh up to shares one PSUM bank.
+    most = min(PARTITIONS // shape.rows, PSUM_BANK // shape.head_dim)
+    for head in range(first_head, last_head, most):
+        heads = min(most, last_head - head)
+        rows = heads * shape.rows
+        streams = 1
+        while heads == 1 and 2 * streams <= min(most, most_streams):
+            streams *= 2
+        groups.append([RowTile(head * shape.rows, rows, head, heads, streams, rows * streams)])
+    return groups
+
+
+def plan_chunk(slots, longest, streams, core, cores):
+    """Passes of at most `longest` slots a core over a cache of `slots`."""
+    share = min(slots // cores, longest)
+    if share < PARTITIONS:
+        return Chunk(share, 1, share, 1, 1, core * share, cores * share, (slots + cores * share - 1) // (cores * share))
+    if share < streams * PARTITIONS:
+        streams = 1
+    run = share // (streams * PARTITIONS)
+    if run > 4:
+        # A power of two, so that whole runs fill a PSUM bank.
+        longest_run = run
+        run = LONGEST_RUN
+        while run > longest_run:
+            run //= 2
+    size = PARTITIONS * run
+    segments = share // (streams * size) * streams
+    own = segments * size
+    return Chunk(
+        own, segments, PARTITIONS, run, streams, core * own, cores * own, (slots + cores * own - 1) // (cores * own)
+    )
 
 
 def head_parts(head_dim):

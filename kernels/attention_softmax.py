@@ -1,7 +1,7 @@
-"""The softmax of a row tile, chunk by chunk: masks, running maximum and sum, weighted values.
+"""The softmax of a row tile, pass by pass: masks, running maximum and sum, weighted values.
 
-What a row carries from chunk to chunk (Milakov and Gimelshein, 1805.02867): its weighted values, the sum of its
-weights, and minus the maximum of its scores, negated because that is the bias of the exponential.
+What a row carries from pass to pass (Milakov and Gimelshein, 1805.02867): its weighted values, the sum of its weights,
+and minus the maximum of its scores, negated because that is the bias of the exponential.
 """
 
 from typing import NamedTuple
@@ -10,47 +10,148 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_loads import transpose_all
-from .attention_plan import NOTHING_SEEN, PARTITIONS, PSUM_BANK, psum, tile
-from .attention_work import END, FIRST, LIVE_ROWS, POSITION, SEQUENCE, STARTS
+from .attention_plan import PSUM_BANK, RowTile, psum, tile
 
+NOTHING_SEEN = 1e20  # minus the maximum of a row that saw no key yet: exp(masked score + this) is 0
 MASKED = -3.4028234663852886e38  # what range_select writes where a slot is not seen
 SMALLEST_SUM = 1e-18  # a row that saw a key has a sum of at least 1; the logarithm's domain starts at 2^-64
-LSE_COLUMNS = 4096  # log-sum-exps of a partition at a time
-BANKS = 2  # of scores that one mask covers; two such tiles are in use at a time
+SPAN_BANKS = 2  # of scores under one mask; two spans are in use at a time
 
 
 class Rows(NamedTuple):
-    """What does not change for a row tile: its window row [rows, 1], and which window keys that sees, [rows, T]."""
+    """What does not change for a row tile; [count, 1] unless said otherwise."""
 
-    row: object
-    sees: object
+    row: object  # the window row
+    depth: object  # its position, counted from row 0's
+    sees: object  # [rows, T] the window keys that it sees
+    first_slot: object  # of the row's stream in a pass; None where it is 0
+    key_scale: object  # of scores of the cache; None if that is shape.scale
+    value_scale: object  # of weighted values; None if there is none
+    fresh: object  # State of rows that have seen nothing but their sink
 
 
 class Masks(NamedTuple):
-    """What each row of a row tile sees of one chunk."""
+    """What each row of a row tile sees in a pass."""
 
-    first: object  # [rows, 1] fp32: slots first <= slot < end
+    first: object  # [count, 1] fp32: slots first <= slot < end of the row's stream
     end: object
-    window: object  # [rows, T] uint8
+    window: object  # [count, T] uint8, or None
 
 
 class State(NamedTuple):
-    values: object  # [rows, heads * D] fp32, weighted; heads other than the row's own are by-products
-    total: object  # [rows, 1]
-    negative_max: object  # [rows, 1], of scaled scores
+    values: object  # [count, groups * D] fp32, weighted; those of groups other than the row's own are by-products
+    total: object  # [count, 1]
+    negative_max: object  # [count, 1], of scaled scores
     all: object  # the tile that holds the three
 
 
-def row_constants(shape, rows, all_rows):
-    """Rows of a row tile; `all_rows` [1, Hq * T] holds the window row of each row of a sequence."""
-    row = tile((rows.rows, 1))
-    nisa.dma_copy(dst=row, src=all_rows[0:1, rows.first_row : rows.first_row + rows.rows])
-    column = tile((rows.rows, shape.window))
-    sees = tile((rows.rows, shape.window))
+def groups_of(rows):
+    return rows.heads * rows.streams
+
+
+def new_state(shape, rows):
+    return state_of(tile((rows.count, groups_of(rows) * shape.head_dim + 2)))
+
+
+def state_of(stored):
+    width = stored.shape[1] - 2
+    return State(stored[:, 0:width], stored[:, width : width + 1], stored[:, width + 1 : width + 2], stored)
+
+
+def one_stream(shape, rows, constants, state):
+    """A row tile, its constants and its state, without the streams but the first."""
+    if rows.streams == 1:
+        return rows, constants, state
+    count = rows.rows
+    plain = RowTile(rows.first_row, count, rows.first_head, rows.heads, 1, count)
+    return (
+        plain,
+        Rows(
+            constants.row[0:count],
+            constants.depth[0:count],
+            constants.sees,
+            None,
+            None if constants.key_scale == None else constants.key_scale[0:count],  # noqa: E711
+            None if constants.value_scale == None else constants.value_scale[0:count],  # noqa: E711
+            part_of(shape, constants.fresh, plain),
+        ),
+        part_of(shape, state, plain),
+    )
+
+
+def part_of(shape, state, rows):
+    """The state of the rows of the first stream."""
+    count = rows.count
+    return State(
+        state.values[0:count, 0 : rows.heads * shape.head_dim],
+        state.total[0:count],
+        state.negative_max[0:count],
+        None,
+    )
+
+
+def row_constants(shape, chunk, rows, with_window, sinks, key_scale, value_scale):
+    """Rows of a row tile. `with_window`: whether the window's keys are this core's to take."""
+    size = (rows.count, 1)
+    copies = rows.count // shape.window
+    row = tile(size)
+    window_rows = tile((1, copies, shape.window))
+    nisa.iota(dst=window_rows, pattern=[[0, copies], [1, shape.window]], offset=0, channel_multiplier=0)
+    nisa.dma_copy(dst=row, src=window_rows)
+
+    first_slot = None
+    if rows.streams > 1:
+        first_slots = tile((1, rows.streams, rows.rows))
+        share = chunk.slots // rows.streams
+        nisa.iota(dst=first_slots, pattern=[[share, rows.streams], [0, rows.rows]], offset=0, channel_multiplier=0)
+        first_slot = tile(size)
+        nisa.dma_copy(dst=first_slot, src=first_slots)
+
+    fresh = new_state(shape, rows)
+    nisa.memset(dst=fresh.all, value=0.0)
+    nisa.memset(dst=fresh.negative_max, value=NOTHING_SEEN)
+    if sinks != None:  # noqa: E711
+        # A sink is a key with a score of its own and no value.
+        heads = rows.rows // shape.window
+        sink = fresh.negative_max[0 : rows.rows]
+        nisa.dma_copy(
+            dst=sink, src=sinks.ap(pattern=[[1, heads], [0, shape.window]], offset=rows.first_row // shape.window)
+        )
+        nisa.tensor_scalar(dst=sink, data=sink, op0=nl.multiply, operand0=-1.0)
+        nisa.memset(dst=fresh.total[0 : rows.rows], value=1.0)
+    return Rows(
+        row=row,
+        depth=row,
+        sees=chain_sees(shape, row[0 : rows.rows]) if with_window else None,
+        first_slot=first_slot,
+        key_scale=row_scale(rows, key_scale, shape.scale if shape.softcap == 0.0 else shape.scale / shape.softcap),
+        value_scale=row_scale(rows, value_scale, 1.0),
+        fresh=fresh,
+    )
+
+
+def row_scale(rows, scales, factor):
+    """factor * scales [Hkv] of each row's head, as [count, 1]; None without scales."""
+    if scales == None:  # noqa: E711
+        return None
+    scale = tile((rows.count, 1))
+    own = rows.count // groups_of(rows)
+    nisa.dma_copy(
+        dst=scale, src=scales.ap(pattern=[[0, rows.streams], [1, rows.heads], [0, own]], offset=rows.first_head)
+    )
+    nisa.tensor_scalar(dst=scale, data=scale, op0=nl.multiply, operand0=factor)
+    return scale
+
+
+def chain_sees(shape, row):
+    """[rows, T] fp32 flags: each row sees itself and the window rows before it."""
+    size = (row.shape[0], shape.window)
+    column = tile(size)
+    sees = tile(size)
     nisa.iota(dst=column, pattern=[[1, shape.window]], offset=0, channel_multiplier=0)
     nisa.tensor_scalar(dst=sees, data=column, op0=nl.less_equal, operand0=row)
     if 0 < shape.sliding_window < shape.window:
-        near = tile((rows.rows, shape.window))
+        near = tile(size)
         nisa.tensor_scalar(
             dst=near,
             data=column,
@@ -60,56 +161,44 @@ def row_constants(shape, rows, all_rows):
             operand1=-float(shape.sliding_window),
         )
         nisa.tensor_tensor(dst=sees, data1=sees, data2=near, op=nl.multiply)
-    return Rows(row, sees)
+    return sees
 
 
-def fresh_state(shape, rows):
-    """The state of rows that have seen nothing, as one tile."""
-    width = rows.heads * shape.head_dim
-    fresh = tile((rows.rows, width + 2))
-    nisa.memset(dst=fresh, value=0.0)
-    nisa.memset(dst=fresh[:, width + 1 : width + 2], value=NOTHING_SEEN)
-    return fresh
+def mask_rows(shape, constants, current, with_cache, with_window):
+    """Masks of a pass; rows of padding see nothing."""
+    first = None
+    end = None
+    window = None
+    if with_cache:
+        first, end = slot_bounds(shape, constants, current)
+    if with_window:
+        count = constants.row.shape[0]
+        live_row = tile((count, 1))
+        nisa.tensor_scalar(dst=live_row, data=constants.row, op0=nl.less, operand0=current.live_rows[0:count])
+        if current.starts != None:  # noqa: E711
+            nisa.tensor_tensor(dst=live_row, data1=live_row, data2=current.starts[0:count], op=nl.multiply)
+        window = tile((count, shape.window), nl.uint8)
+        nisa.tensor_scalar(dst=window, data=constants.sees, op0=nl.multiply, operand0=live_row)
+    return Masks(first, end, window)
 
 
-def new_state(shape, rows):
-    width = rows.heads * shape.head_dim
-    state = tile((rows.rows, width + 2))
-    return State(state[:, 0:width], state[:, width : width + 1], state[:, width + 1 : width + 2], state)
-
-
-def restart(state, fresh, entry, always):
-    """Starts over with a sequence's first chunk: by a select, because another sequence's state may hold NaN."""
-    if always:
-        nisa.tensor_copy(dst=state.all, src=fresh)
-    else:
-        count, width = fresh.shape
-        starts = entry[0:count, STARTS : STARTS + 1].view(nl.uint32)
-        nisa.tensor_copy_predicated(dst=state.all, src=fresh, predicate=starts.broadcast(1, width))
-
-
-def mask_rows(shape, rows, constants, item):
-    """Masks of a chunk; rows of padding see nothing. `item` is the chunk's row of the work table as fp32."""
-    size = (rows.rows, 1)
-    here = item[0 : rows.rows]
+def slot_bounds(shape, constants, current):
+    """First slot that each row sees, and one past the last, in its stream: [count, 1] each."""
+    count = constants.row.shape[0]
+    size = (count, 1)
+    first = current.first[0:count]
     end = tile(size)
     nisa.tensor_scalar(
         dst=end,
         data=constants.row,
         op0=nl.less,
-        operand0=here[:, LIVE_ROWS : LIVE_ROWS + 1],
+        operand0=current.live_rows[0:count],
         op1=nl.multiply,
-        operand1=here[:, END : END + 1],
+        operand1=current.end[0:count],
     )
-    first = here[:, FIRST : FIRST + 1]
     if shape.sliding_window > 0 or shape.positioned:
         position = tile(size)
-        nisa.tensor_scalar(
-            dst=position,
-            data=constants.row,
-            op0=nl.add,
-            operand0=here[:, POSITION : POSITION + 1],
-        )
+        nisa.tensor_scalar(dst=position, data=constants.depth, op0=nl.add, operand0=current.position[0:count])
     if shape.sliding_window > 0:
         own_first = tile(size)
         nisa.tensor_scalar(
@@ -124,130 +213,161 @@ def mask_rows(shape, rows, constants, item):
     if shape.positioned:
         # No slot after the row's own position.
         nisa.tensor_scalar(dst=end, data=position, op0=nl.add, operand0=1.0, op1=nl.minimum, operand1=end)
-    if shape.cache_only:
-        return Masks(first, end, None)
-    starts = tile(size)
-    nisa.tensor_scalar(
-        dst=starts,
-        data=constants.row,
-        op0=nl.less,
-        operand0=here[:, LIVE_ROWS : LIVE_ROWS + 1],
-        op1=nl.multiply,
-        operand1=here[:, STARTS : STARTS + 1],
-    )
-    window = tile((rows.rows, shape.window), nl.uint8)
-    nisa.tensor_scalar(dst=window, data=constants.sees, op0=nl.multiply, operand0=starts)
-    return Masks(first, end, window)
+    if constants.first_slot == None:  # noqa: E711
+        return first, end
+    stream_first = tile(size)
+    nisa.tensor_tensor(dst=stream_first, data1=first, data2=constants.first_slot, op=nl.subtract)
+    nisa.tensor_tensor(dst=end, data1=end, data2=constants.first_slot, op=nl.subtract)
+    return stream_first, end
 
 
-def score(dst, stationary, keys):
-    """dst [rows, ...] = q . k, summed over the parts of D and over the heads, whose rows are disjoint."""
-    parts = len(keys)
-    heads = keys[0].shape[1]
-    for part in range(parts):
+def score(dst, stationary, keys, group):
+    """Adds one group's q . k to dst [count, ...], for `keys` a tile [part, ...] for each part of D."""
+    for part in range(len(keys)):
         size = keys[part].shape[0]
-        for head in range(heads):
-            nisa.nc_matmul(
-                dst=dst,
-                stationary=stationary[0:size, part, head, :],
-                moving=keys[part][:, head],
-                accumulate=part + head > 0,
-            )
+        nisa.nc_matmul(
+            dst=dst,
+            stationary=stationary[0:size, part, group, :],
+            moving=keys[part],
+            accumulate=group + part > 0,
+        )
 
 
-def capped(shape, scores):
-    """Scores through softcap * tanh(scale * score / softcap), but for the leading factor."""
+def capped(shape, scores, scale):
+    """tanh(scale * score / softcap) where there is a softcap; `scale` is that of these scores, None if shape.scale."""
     if shape.softcap == 0.0:
         return scores
     result = tile(scores.shape)
-    nisa.activation(dst=result, op=nl.tanh, data=scores, scale=shape.scale / shape.softcap)
+    nisa.activation(
+        dst=result,
+        op=nl.tanh,
+        data=scores,
+        scale=shape.scale / shape.softcap if scale == None else scale,  # noqa: E711
+    )
     return result
 
 
-def attend(shape, chunk, rows, stationary, keys, values, window, masks, state):
-    """Takes a chunk, and the window where there is one, into the state of a row tile.
+def attend(shape, chunk, rows, constants, stationary, cached, window, masks, state, begins):
+    """Takes a pass into the state of a row tile: cached keys, the window's, or both.
 
     Args:
         stationary: queries, as load_queries leaves them.
-        keys, values: the chunk, as load_keys and load_values leave it.
-        window: the same of the window, as load_window leaves it; () if there is none.
-        masks: Masks of the chunk.
+        cached: (keys, values), an entry a segment as load_keys and load_slots leave them, or ().
+        window: (keys, values), as load_window leaves them, or ().
+        masks: Masks of the pass.
+        begins: whether it is a sequence's first: `state` then holds nothing yet.
     """
-    count = rows.rows
+    before = constants.fresh if begins else state
     scale = shape.scale if shape.softcap == 0.0 else shape.softcap
-    bank = max(1, PSUM_BANK // chunk.per_partition)  # partitions of the chunk whose slots fill a bank
-    span = BANKS * bank
-    spans = (chunk.partitions + span - 1) // span
-    scores = tile((count, chunk.slots))
-    maxima = tile((count, spans + len(window) // 2))
-    for i in range(spans):
-        first = i * span
-        last = min(first + span, chunk.partitions)
-        products = psum((count, (last - first) * chunk.per_partition))
-        for start in range(first, last, bank):
-            end = min(start + bank, last)
-            columns = slice((start - first) * chunk.per_partition, (end - first) * chunk.per_partition)
-            slots = []
-            for part in keys:
-                slots.append(part[:, :, start:end, :])
-            score(products[:, columns], stationary, slots)
+    cache_scale = scale
+    if constants.key_scale != None and shape.softcap == 0.0:  # noqa: E711
+        cache_scale = constants.key_scale
+
+    parts = []
+    if len(cached) > 0:
+        scores, maxima = cache_scores(shape, chunk, rows, constants, stationary, cached[0], masks)
+        parts.append((scores, maxima, cache_scale))
+    if len(window) > 0:
+        scores, maxima = window_scores(shape, rows, stationary, window[0], masks)
+        parts.append((scores, maxima, scale))
+    decay = raise_maximum(parts, before, state)
+
+    weighted = psum((rows.count, groups_of(rows) * shape.head_dim))
+    sums = []
+    for scores, _, part_scale in parts:
+        total = tile((rows.count, 1))
+        weights = exponentials(shape, scores, part_scale, state, total)
+        if len(sums) < len(cached) // 2:
+            weigh_values(chunk, rows, weights, cached[1], weighted)
+        else:
+            weigh_window(rows, weights, window[1], weighted[:, 0 : rows.heads * shape.head_dim], len(cached) > 0)
+        sums.append(total)
+
+    if begins:
+        nisa.tensor_copy(dst=state.values, src=weighted, engine=nisa.engine.scalar)
+    else:
+        nisa.scalar_tensor_tensor(
+            dst=state.values, data=state.values, op0=nl.multiply, operand0=decay, op1=nl.add, operand1=weighted
+        )
+    nisa.scalar_tensor_tensor(
+        dst=state.total, data=before.total, op0=nl.multiply, operand0=decay, op1=nl.add, operand1=sums[0]
+    )
+    for total in sums[1:]:
+        nisa.tensor_tensor(dst=state.total, data1=state.total, data2=total, op=nl.add)
+
+
+def cache_scores(shape, chunk, rows, constants, stationary, keys, masks):
+    """Masked scores [count, slots of a stream] of a pass, and their maxima [count, n]."""
+    run = chunk.run
+    share = chunk.segments // rows.streams  # segments of a stream
+    bank = max(1, PSUM_BANK // run)  # partitions whose slots fill a bank
+    span = min(chunk.partitions, SPAN_BANKS * bank)
+    spans = (chunk.partitions + span - 1) // span  # of a segment
+    scores = tile((rows.count, share * chunk.partitions * run))
+    maxima = tile((rows.count, share * spans))
+    for i in range(share * spans):
+        segment = i // spans
+        begin = i % spans * span
+        until = min(begin + span, chunk.partitions)
+        products = psum((rows.count, (until - begin) * run))
+        for low in range(begin, until, bank):
+            high = min(low + bank, until)
+            for group in range(groups_of(rows)):
+                slots = []
+                for part in keys[group // rows.heads * share + segment]:
+                    slots.append(part[:, group % rows.heads, low:high, :])
+                score(products[:, (low - begin) * run : (high - begin) * run], stationary, slots, group)
+        first_slot = (segment * chunk.partitions + begin) * run
         nisa.range_select(
-            dst=scores[:, first * chunk.per_partition : last * chunk.per_partition],
-            on_true_tile=capped(shape, products),
+            dst=scores[:, first_slot : first_slot + (until - begin) * run],
+            on_true_tile=capped(shape, products, constants.key_scale),
             comp_op0=nl.greater_equal,
             comp_op1=nl.less,
             bound0=masks.first,
             bound1=masks.end,
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
             reduce_res=maxima[:, i : i + 1],
-            range_start=first * chunk.per_partition,
+            range_start=chunk.first + first_slot,
         )
-    if len(window) > 0:
-        window_keys, window_values = window
-        products = psum((count, shape.window))
-        window_scores = tile((count, shape.window))
-        score(products, stationary, window_keys)
-        nisa.select_reduce(
-            dst=window_scores,
-            predicate=masks.window,
-            on_true=capped(shape, products),
-            on_false=MASKED,
-            reduce_res=maxima[:, spans : spans + 1],
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-            reduce_op=nl.maximum,
-        )
-
-    decay = raise_maximum(scale, maxima, state)
-    sums = tile((count, 1 + len(window) // 2))
-    weights = exponentials(shape, scores, scale, state, sums[:, 0:1])
-    transposed = tile((chunk.partitions, chunk.per_partition, count), shape.dtype)
-    transpose_all(transposed, weights.reshape_dim(1, (chunk.partitions, chunk.per_partition)).permute((0, 2, 1)))
-    weighted = psum((count, rows.heads * shape.head_dim))
-    for j in range(chunk.per_partition):
-        nisa.nc_matmul(dst=weighted, stationary=transposed[:, j, :], moving=values[:, :, j, :], accumulate=j > 0)
-    if len(window) > 0:
-        weights = exponentials(shape, window_scores, scale, state, sums[:, 1:2])
-        transposed = tile((shape.window, 1, count), shape.dtype)
-        transpose_all(transposed, weights.expand_dim(1))
-        nisa.nc_matmul(dst=weighted, stationary=transposed[:, 0, :], moving=window_values, accumulate=True)
-
-    for summed, added in ((state.total, sums[:, 0:1]), (state.values, weighted)):
-        nisa.scalar_tensor_tensor(dst=summed, data=summed, op0=nl.multiply, operand0=decay, op1=nl.add, operand1=added)
-    if len(window) > 0:
-        nisa.tensor_tensor(dst=state.total, data1=state.total, data2=sums[:, 1:2], op=nl.add)
+    return scores, maxima
 
 
-def raise_maximum(scale, maxima, state):
-    """Raises the state's maximum to those of a chunk; returns the factor [rows, 1] by which what it summed shrinks."""
-    size = state.total.shape
-    largest = tile(size)
-    negative_max = tile(size)
-    decay = tile(size)
-    nisa.tensor_reduce(dst=largest, op=nl.maximum, data=maxima, axis=1, negate=True)
-    nisa.tensor_scalar(
-        dst=negative_max, data=largest, op0=nl.multiply, operand0=scale, op1=nl.minimum, operand1=state.negative_max
+def window_scores(shape, rows, stationary, keys, masks):
+    """Masked scores [count, T] with the window's keys, and their maxima [count, 1]."""
+    products = psum((rows.count, shape.window))
+    scores = tile((rows.count, shape.window))
+    maximum = tile((rows.count, 1))
+    for head in range(rows.heads):
+        own_keys = []
+        for part in keys:
+            own_keys.append(part[:, head, :])
+        score(products, stationary, own_keys, head)
+    nisa.select_reduce(
+        dst=scores,
+        predicate=masks.window,
+        on_true=capped(shape, products, None),
+        on_false=MASKED,
+        reduce_res=maximum,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        reduce_op=nl.maximum,
     )
-    nisa.activation(dst=decay, op=nl.exp, data=state.negative_max, scale=-1.0, bias=negative_max)
+    return scores, maximum
+
+
+def raise_maximum(parts, before, state):
+    """Raises the maximum from `before` to those of (scores, maxima, scale) parts; returns what scales earlier sums."""
+    count = before.total.shape[0]
+    decay = tile((count, 1))
+    negative_max = before.negative_max
+    for _, maxima, scale in parts:
+        largest = tile((count, 1))
+        raised = tile((count, 1))
+        nisa.tensor_reduce(dst=largest, op=nl.maximum, data=maxima, axis=1, negate=True)
+        nisa.tensor_scalar(
+            dst=raised, data=largest, op0=nl.multiply, operand0=scale, op1=nl.minimum, operand1=negative_max
+        )
+        negative_max = raised
+    nisa.activation(dst=decay, op=nl.exp, data=before.negative_max, scale=-1.0, bias=negative_max)
     nisa.tensor_copy(dst=state.negative_max, src=negative_max)
     return decay
 
@@ -268,78 +388,34 @@ def exponentials(shape, scores, scale, state, total):
     return weights
 
 
-def store_output(shape, rows, constants, state, output, sums, entry, item):
-    """Writes a row tile's output as of now: a later chunk of the same sequence writes over it.
-
-    `sums` [2, B, Hq * T] in HBM, or None, gets the total and minus the maximum of each row, a total of 0 for padding.
-    """
-    count = rows.rows
-    inverse = tile((count, 1))
-    nisa.tensor_scalar(dst=inverse, data=state.total, op0=nl.maximum, operand0=SMALLEST_SUM)
-    nisa.reciprocal(dst=inverse, data=inverse)
-    result = tile(state.values.shape, output.dtype)
-    nisa.tensor_scalar(dst=result, data=state.values, op0=nl.multiply, operand0=inverse, engine=nisa.engine.scalar)
-    own = count // rows.heads
-    for head in range(rows.heads):
-        nisa.dma_copy(
-            dst=output.reshape((shape.batch, shape.query_heads * shape.window * shape.head_dim)).ap(
-                pattern=[[shape.head_dim, own], [1, shape.head_dim]],
-                offset=(rows.first_row + head * own) * shape.head_dim,
-                scalar_offset=entry[0:1, SEQUENCE : SEQUENCE + 1],
-                indirect_dim=0,
-            ),
-            src=result[head * own : (head + 1) * own, head * shape.head_dim : (head + 1) * shape.head_dim],
-        )
-    if sums != None:  # noqa: E711
-        live_total = tile((count, 1))
-        nisa.tensor_scalar(
-            dst=live_total,
-            data=constants.row,
-            op0=nl.less,
-            operand0=item[0:count, LIVE_ROWS : LIVE_ROWS + 1],
-            op1=nl.multiply,
-            operand1=state.total,
-        )
-        row_count = shape.batch * shape.query_heads * shape.window
-        by_sequence = sums.reshape((2 * shape.batch, shape.query_heads * shape.window))
-        for offset, source in ((0, live_total), (row_count, state.negative_max)):
-            nisa.dma_copy(
-                dst=by_sequence.ap(
-                    pattern=[[1, count], [1, 1]],
-                    offset=offset + rows.first_row,
-                    scalar_offset=entry[0:1, SEQUENCE : SEQUENCE + 1],
-                    indirect_dim=0,
-                ),
-                src=source,
-            )
+def weigh_values(chunk, rows, weights, values, weighted):
+    """weighted [count, groups * D] = weights [count, slots of a stream] x values, slots on partitions."""
+    run = chunk.run
+    share = chunk.segments // rows.streams
+    size = chunk.partitions * run
+    width = weighted.shape[1] // rows.streams
+    for segment in range(share):
+        transposed = tile((chunk.partitions, run, rows.count), weights.dtype)
+        own_weights = weights[:, segment * size : (segment + 1) * size]
+        transpose_all(transposed, own_weights.reshape_dim(1, (chunk.partitions, run)).permute((0, 2, 1)))
+        for stream in range(rows.streams):
+            for i in range(run):
+                nisa.nc_matmul(
+                    dst=weighted[:, stream * width : (stream + 1) * width],
+                    stationary=transposed[:, i, :],
+                    moving=values[stream * share + segment][:, :, i, :],
+                    accumulate=segment + i > 0,
+                )
 
 
-def log_sum_exp(lse, sums):
-    """lse [B, Hq, T] = maximum + log(total), -inf where the total is 0; `sums` as store_output leaves them."""
-    size = lse.size
-    for first in range(0, size, PARTITIONS * LSE_COLUMNS):
-        count = min(PARTITIONS * LSE_COLUMNS, size - first)
-        partitions = min(PARTITIONS, count)
-        while count % partitions > 0:
-            partitions -= 1
-        columns = count // partitions
-        pattern = [[columns, partitions], [1, columns]]
-        total = tile((partitions, columns))
-        negative_max = tile((partitions, columns))
-        nisa.dma_copy(dst=total, src=sums.ap(pattern=pattern, offset=first))
-        nisa.dma_copy(dst=negative_max, src=sums.ap(pattern=pattern, offset=size + first))
-
-        nisa.dma_copy(dst=lse.ap(pattern=pattern, offset=first), src=log_of_sum(total, negative_max))
+def weigh_window(rows, weights, values, weighted, accumulate):
+    """weighted [count, heads * D] (+)= weights [count, T] x values [T, heads, D]."""
+    transposed = tile((weights.shape[1], 1, rows.count), weights.dtype)
+    transpose_all(transposed, weights.expand_dim(1))
+    nisa.nc_matmul(dst=weighted, stationary=transposed[:, 0, :], moving=values, accumulate=accumulate)
 
 
-def log_of_sum(total, negative_max):
-    """A tile of maximum + log(total), -inf where the total is 0."""
-    result = tile(total.shape)
-    nothing = tile(total.shape)
-    nisa.tensor_scalar(dst=result, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
-    nisa.activation(dst=result, op=nl.log, data=result)
-    nisa.tensor_tensor(dst=result, data1=result, data2=negative_max, op=nl.subtract)
-    # MASKED twice is -inf in fp32.
-    nisa.tensor_scalar(dst=nothing, data=total, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=MASKED)
-    nisa.scalar_tensor_tensor(dst=result, data=nothing, op0=nl.multiply, operand0=2.0, op1=nl.add, operand1=result)
-    return result
+def restart(state, fresh, starts):
+    """Starts over where `starts` [128, 1] uint32 is set: by a select, as another sequence's state may hold NaN."""
+    count, width = state.all.shape
+    nisa.tensor_copy_predicated(dst=state.all, src=fresh.all, predicate=starts[0:count].broadcast(1, width))

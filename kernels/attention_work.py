@@ -1,7 +1,12 @@
-"""Which cache slots are read when: each sequence's live slots cut into chunks, a row of a table in HBM for each chunk.
+"""Which cache slots are read when: each sequence's live slots cut into passes, by lengths that only the run knows.
 
-The table is computed on the chip from the lengths, so that one program serves all of them and the runtime loop runs
-once for each live chunk. Values below 2^24 are exact in fp32; element offsets are int32, by tensor_tensor.
+A few sequences are unrolled: the first pass of each has a known place, so that its loads need not wait for the
+lengths, and a runtime loop makes the others. Of many, a table in HBM, computed on the chip, lists all passes, and one
+runtime loop walks it: the program does not grow with the batch.
+
+The last pass of a sequence ends with its last live slot and so may begin among those of the pass before; only a
+sequence shorter than one pass reads slots that are not live. Values below 2^24 are exact in fp32; element offsets are
+int32, by tensor_tensor.
 """
 
 from typing import NamedTuple
@@ -11,73 +16,56 @@ import nki.language as nl
 
 from .attention_plan import PARTITIONS, tile
 
-# Columns of the table. Slots count from the first one that the chunk loads.
+# Columns of the table. Slots count from the first one that the pass loads.
 SEQUENCE = 0
-FIRST = 1  # the chunk's own slots: FIRST <= slot < END; others that it loads belong to the chunk before, or to none
+FIRST = 1
 END = 2
-LIVE_ROWS = 3  # window rows that are no padding; 0 in an empty slot
-STARTS = 4  # 1 for a sequence's first chunk, which takes the window along, else 0
-POSITION = 5  # of window row 0
-VALUE_OFFSET = 6  # from head 0 of sequence 0 to the chunk's first slot, in units of D elements
-KEY_OFFSET = 7  # the same for keys; in elements where they are stored transposed
+LIVE_ROWS = 3
+STARTS = 4
+POSITION = 5
+VALUE_OFFSET = 6
+KEY_OFFSET = 7
 COLUMNS = 8
 
 
+class Pass(NamedTuple):
+    """One pass over slots of one sequence. Tiles are fp32 [128, 1], the same value on every partition.
+
+    Slots count from the first one that the pass loads on core 0; its own are first <= slot < end.
+    """
+
+    sequence: int  # what is known of it while tracing; else 0 and an index
+    sequence_index: object  # [1, 1] int32 or None
+    key_index: object  # where it loads: [1, 1] int32 or None for 0; in rows of D, or elements of transposed keys
+    value_index: object
+    first: object
+    end: object
+    live_rows: object  # window rows that are no padding; 0 in an empty slot
+    starts: object  # 1 for a sequence's first pass, else 0; None if that is known
+    position: object  # of window row 0
+
+
+class Lengths(NamedTuple):
+    """fp32 tiles of one shape, an entry a sequence; all zero for an empty slot."""
+
+    cached: object
+    live_rows: object
+    position: object  # of row 0, in slots
+    oldest: object  # first slot that any row sees
+
+
 class Work(NamedTuple):
-    """A table [items, COLUMNS] int32 in HBM, and the register that holds how many of its rows are used."""
+    """A table [passes, COLUMNS] int32 in HBM, and the register that holds how many of its rows are used."""
 
     table: object
     count: object
 
 
-def plan_work(shape, chunk, lengths):
-    """The work of a call whose `lengths` are [B] int32 in HBM: seq_lens, draft_lens, then, if the call is positioned,
-    cache_start and query_positions."""
-    if chunk.most == 1:
-        # A chunk a sequence, a sequence a partition.
-        loaded = load_lengths(shape, lengths, (shape.batch, 1), [[1, shape.batch], [1, 1]])
-        sequence = tile((shape.batch, 1))
-        index = tile((shape.batch, 1))
-        nisa.iota(dst=sequence, pattern=[[0, 1]], offset=0, channel_multiplier=1)
-        nisa.memset(dst=index, value=0.0)
-        return Work(write_table(shape, chunk, sequence, index, loaded), nisa.register_alloc(shape.batch))
-
-    # Every partition knows every sequence. Item i is entry i // 128 of partition i % 128.
-    loaded = load_lengths(shape, lengths, (PARTITIONS, shape.batch), [[0, PARTITIONS], [1, shape.batch]])
-    ends, count = count_chunks(shape, chunk, loaded)
-    columns = (shape.batch * chunk.most + PARTITIONS - 1) // PARTITIONS
-    item = tile((PARTITIONS, columns))
-    nisa.iota(dst=item, pattern=[[PARTITIONS, columns]], offset=0, channel_multiplier=1)
-
-    # An item's sequence is the number of sequences whose chunks end at or before it.
-    grid = (PARTITIONS, columns, shape.batch)
-    before = tile(grid)
-    scratch = tile(grid)
-    ends = ends.expand_dim(1).broadcast(1, columns)
-    nisa.tensor_tensor(dst=before, data1=ends, data2=item.expand_dim(2).broadcast(2, shape.batch), op=nl.less_equal)
-    nisa.tensor_tensor(dst=scratch, data1=before, data2=ends, op=nl.multiply)
-    sequence = tile((PARTITIONS, columns))
-    index = tile((PARTITIONS, columns))
-    nisa.tensor_reduce(dst=sequence, op=nl.add, data=before, axis=2)
-    nisa.tensor_reduce(dst=index, op=nl.maximum, data=scratch, axis=2)
-    nisa.tensor_tensor(dst=index, data1=item, data2=index, op=nl.subtract)
-
-    one_hot = tile(grid)
-    nisa.iota(dst=scratch, pattern=[[0, columns], [1, shape.batch]], offset=0, channel_multiplier=0)
-    nisa.tensor_tensor(dst=one_hot, data1=scratch, data2=sequence.expand_dim(2).broadcast(2, shape.batch), op=nl.equal)
-    own = []
-    for values in loaded:
-        chosen = tile((PARTITIONS, columns))
-        nisa.tensor_tensor(dst=scratch, data1=one_hot, data2=values.expand_dim(1).broadcast(1, columns), op=nl.multiply)
-        nisa.tensor_reduce(dst=chosen, op=nl.add, data=scratch, axis=2)
-        own.append(chosen)
-    return Work(write_table(shape, chunk, sequence, index, own), count)
-
-
 def load_lengths(shape, lengths, size, pattern):
-    """fp32 tiles of `size`: cached slots, live rows, then, if the call is positioned, the position of row 0.
+    """Lengths from [B] int32 in HBM: seq_lens, draft_lens, then, if the call is positioned, cache_start and
+    query_positions.
 
-    Zeros where a sequence is empty or its values do not fit: 0 < live rows <= T, 0 <= seq_lens, room for both.
+    A sequence whose values do not fit counts as empty: 0 < live rows <= T, 0 <= seq_lens, room for both.
     """
     tiles = []
     for values in lengths:
@@ -102,91 +90,204 @@ def load_lengths(shape, lengths, size, pattern):
         nisa.scalar_tensor_tensor(dst=good, data=values, op0=op, operand0=bound, op1=nl.multiply, operand1=good)
     nisa.tensor_tensor(dst=cached, data1=cached, data2=good, op=nl.multiply)
     nisa.tensor_tensor(dst=rows, data1=rows, data2=good, op=nl.multiply)
-    if not shape.positioned:
-        return [cached, rows]
-    position = tiles[3]
-    nisa.tensor_tensor(dst=position, data1=position, data2=tiles[2], op=nl.subtract)
-    return [cached, rows, position]
 
-
-def oldest_slot(shape, loaded):
-    """The first slot that a row may see, 0 or what the sliding window leaves; `loaded` as from load_lengths."""
-    oldest = tile(loaded[0].shape)
-    position = loaded[2] if shape.positioned else loaded[0]
-    nisa.tensor_scalar(
-        dst=oldest,
-        data=position,
-        op0=nl.subtract,
-        operand0=float(shape.sliding_window - 1),
-        op1=nl.maximum,
-        operand1=0.0,
-    )
-    return oldest
-
-
-def count_chunks(shape, chunk, loaded):
-    """Running totals [128, B] of the sequences' chunks, at least one each, and the register with the last of them."""
-    size = loaded[0].shape
-    extent = loaded[0]
+    position = cached
+    if shape.positioned:
+        position = tile(size)
+        nisa.tensor_tensor(dst=position, data1=tiles[3], data2=tiles[2], op=nl.subtract)
+    oldest = tile(size)
     if shape.sliding_window > 0:
-        extent = tile(size)
-        nisa.tensor_tensor(dst=extent, data1=loaded[0], data2=oldest_slot(shape, loaded), op=nl.subtract)
+        nisa.tensor_scalar(
+            dst=oldest,
+            data=position,
+            op0=nl.subtract,
+            operand0=float(shape.sliding_window - 1),
+            op1=nl.maximum,
+            operand1=0.0,
+        )
+        nisa.tensor_tensor(dst=oldest, data1=oldest, data2=cached, op=nl.minimum)
+    else:
+        nisa.memset(dst=oldest, value=0.0)
+    return Lengths(cached, rows, position, oldest)
 
-    # ceil(extent / slots): the int32 quotient may have been rounded up or down; the remainder tells.
+
+def count_passes(chunk, lengths):
+    """Passes of each sequence, at least one, in fp32."""
+    size = lengths.cached.shape
+    extent = tile(size)
     quotient = tile(size, nl.int32)
     rest = tile(size)
-    chunks = tile(size)
-    nisa.tensor_scalar(dst=quotient, data=extent, op0=nl.multiply, operand0=1.0 / chunk.slots)
+    passes = tile(size)
+    # ceil(extent / step): the int32 quotient may have been rounded up or down; the remainder tells.
+    nisa.tensor_tensor(dst=extent, data1=lengths.cached, data2=lengths.oldest, op=nl.subtract)
+    nisa.tensor_scalar(dst=quotient, data=extent, op0=nl.multiply, operand0=1.0 / chunk.step)
     nisa.scalar_tensor_tensor(
-        dst=rest, data=quotient, op0=nl.multiply, operand0=-float(chunk.slots), op1=nl.add, operand1=extent
+        dst=rest, data=quotient, op0=nl.multiply, operand0=-float(chunk.step), op1=nl.add, operand1=extent
     )
-    nisa.scalar_tensor_tensor(dst=chunks, data=rest, op0=nl.greater, operand0=0.0, op1=nl.add, operand1=quotient)
-    nisa.tensor_scalar(dst=chunks, data=chunks, op0=nl.maximum, operand0=1.0)
+    nisa.scalar_tensor_tensor(dst=passes, data=rest, op0=nl.greater, operand0=0.0, op1=nl.add, operand1=quotient)
+    nisa.tensor_scalar(dst=passes, data=passes, op0=nl.maximum, operand0=1.0)
+    return passes
 
-    ones = tile(size)
-    ends = tile(size)
+
+def long_sequences(chunk, lengths):
+    """1 for each sequence that has at least one pass of live slots, else 0."""
+    extent = tile(lengths.cached.shape)
+    flags = tile(lengths.cached.shape)
+    nisa.tensor_tensor(dst=extent, data1=lengths.cached, data2=lengths.oldest, op=nl.subtract)
+    nisa.tensor_scalar(dst=flags, data=extent, op0=nl.greater_equal, operand0=float(chunk.step))
+    return flags
+
+
+def chosen_only(passes, chosen):
+    """Passes of the chosen sequences, 0 of the others."""
+    nisa.tensor_tensor(dst=passes, data1=passes, data2=chosen, op=nl.multiply)
+    return passes
+
+
+# A few sequences, unrolled -------------------------------------------------------------------------------------------
+
+
+def every_sequence(shape, lengths):
+    """Lengths [128, B] of all sequences, on every partition."""
+    return load_lengths(shape, lengths, (PARTITIONS, shape.batch), [[0, PARTITIONS], [1, shape.batch]])
+
+
+def counters(values):
+    """A register for each sequence, from a tile [128, B]."""
+    count = values.shape[1]
+    whole = tile((1, count), nl.int32)
+    nisa.tensor_copy(dst=whole, src=values[0:1, :])
+    registers = []
+    for sequence in range(count):
+        register = nisa.register_alloc()
+        nisa.register_load(register, whole[:, sequence : sequence + 1])
+        registers.append(register)
+    return registers
+
+
+def first_pass(shape, chunk, lengths, sequence):
+    """The first pass of a sequence: from slot 0, or from where its sliding window begins."""
+    one = slice(sequence, sequence + 1)
+    if shape.sliding_window == 0:
+        return Pass(
+            sequence,
+            None,
+            None,
+            None,
+            lengths.oldest[:, one],
+            lengths.cached[:, one],
+            lengths.live_rows[:, one],
+            None,
+            lengths.position[:, one],
+        )
+    own = tile((PARTITIONS, 1))
+    nisa.tensor_copy(dst=own, src=lengths.oldest[:, one])
+    return pass_from(shape, lengths, sequence, own, float(shape.slots - chunk.step))
+
+
+def pass_from(shape, lengths, sequence, own, latest):
+    """The pass whose own slots begin with `own` [128, 1], loaded from min(own, latest) on, a number or [128, 1]."""
+    one = slice(sequence, sequence + 1)
+    start = tile((PARTITIONS, 1))
+    first = tile((PARTITIONS, 1))
+    end = tile((PARTITIONS, 1))
+    position = tile((PARTITIONS, 1))
+    index = tile((1, 1), nl.int32)
+    nisa.tensor_scalar(dst=start, data=own, op0=nl.minimum, operand0=latest)
+    nisa.tensor_tensor(dst=first, data1=own, data2=start, op=nl.subtract)
+    nisa.tensor_tensor(dst=end, data1=lengths.cached[:, one], data2=start, op=nl.subtract)
+    nisa.tensor_tensor(dst=position, data1=lengths.position[:, one], data2=start, op=nl.subtract)
+    nisa.tensor_copy(dst=index, src=start[0:1])
+    return Pass(sequence, None, index, index, first, end, lengths.live_rows[:, one], None, position)
+
+
+# Many sequences, listed ----------------------------------------------------------------------------------------------
+
+
+def list_passes(shape, chunk, every, chosen, dense):
+    """The work of the chosen sequences.
+
+    Args:
+        every: Lengths [128, B] of all sequences, on every partition.
+        chosen: [128, B] fp32 flags.
+        dense: whether each chosen sequence has at least a pass of live slots: then none loads others.
+    """
+    passes = chosen_only(count_passes(chunk, every), chosen)
+    ends = tile(passes.shape)
+    ones = tile(passes.shape)
     nisa.memset(dst=ones, value=1.0)
-    nisa.tensor_tensor_scan(dst=ends, data0=ones, data1=chunks, initial=0.0, op0=nl.multiply, op1=nl.add)
-    total = tile((1, 1), nl.int32)
-    count = nisa.register_alloc()
-    nisa.tensor_copy(dst=total, src=ends[0:1, shape.batch - 1 : shape.batch])
-    nisa.register_load(count, total)
-    return ends, count
+    nisa.tensor_tensor_scan(dst=ends, data0=ones, data1=passes, initial=0.0, op0=nl.multiply, op1=nl.add)
+    total = counters(ends[:, shape.batch - 1 : shape.batch])[0]
+
+    # Item i is entry i // 128 of partition i % 128.
+    columns = (shape.batch * chunk.most + PARTITIONS - 1) // PARTITIONS
+    item = tile((PARTITIONS, columns))
+    nisa.iota(dst=item, pattern=[[PARTITIONS, columns]], offset=0, channel_multiplier=1)
+
+    # An item's sequence is the number of sequences whose passes end at or before it.
+    grid = (PARTITIONS, columns, shape.batch)
+    before = tile(grid)
+    scratch = tile(grid)
+    ends = ends.expand_dim(1).broadcast(1, columns)
+    nisa.tensor_tensor(dst=before, data1=ends, data2=item.expand_dim(2).broadcast(2, shape.batch), op=nl.less_equal)
+    nisa.tensor_tensor(dst=scratch, data1=before, data2=ends, op=nl.multiply)
+    sequence = tile((PARTITIONS, columns))
+    index = tile((PARTITIONS, columns))
+    nisa.tensor_reduce(dst=sequence, op=nl.add, data=before, axis=2)
+    nisa.tensor_reduce(dst=index, op=nl.maximum, data=scratch, axis=2)
+    nisa.tensor_tensor(dst=index, data1=item, data2=index, op=nl.subtract)
+
+    one_hot = tile(grid)
+    nisa.iota(dst=scratch, pattern=[[0, columns], [1, shape.batch]], offset=0, channel_multiplier=0)
+    nisa.tensor_tensor(dst=one_hot, data1=scratch, data2=sequence.expand_dim(2).broadcast(2, shape.batch), op=nl.equal)
+    own = []
+    for values in every:
+        picked = tile((PARTITIONS, columns))
+        nisa.tensor_tensor(dst=scratch, data1=one_hot, data2=values.expand_dim(1).broadcast(1, columns), op=nl.multiply)
+        nisa.tensor_reduce(dst=picked, op=nl.add, data=scratch, axis=2)
+        own.append(picked)
+    own = Lengths(own[0], own[1], own[2], own[3])
+    return Work(write_table(shape, chunk, sequence, index, own, dense), total)
 
 
-def write_table(shape, chunk, sequence, index, loaded):
-    """The table in HBM of items given by fp32 tiles [P, n]: their sequence, their index in it, its lengths."""
+def write_table(shape, chunk, sequence, index, lengths, dense):
+    """The table of passes given by fp32 tiles [P, n]: their sequence, their index in it, its lengths."""
     partitions, columns = sequence.shape
     size = (partitions, columns)
-    cached = loaded[0]
-    position = loaded[2] if shape.positioned else cached
     table = tile((partitions, columns, COLUMNS), nl.int32)
-
-    # The last chunk may start earlier than where the one before ends, so as not to read past the cache.
     own = tile(size)
     start = tile(size)
-    nisa.tensor_scalar(dst=own, data=index, op0=nl.multiply, operand0=float(chunk.slots))
-    if shape.sliding_window > 0:
-        nisa.tensor_tensor(dst=own, data1=own, data2=oldest_slot(shape, loaded), op=nl.add)
-    nisa.tensor_scalar(dst=start, data=own, op0=nl.minimum, operand0=float(shape.slots - chunk.slots))
-    end = tile(size)
-    nisa.tensor_tensor(dst=end, data1=cached, data2=start, op=nl.subtract)
+    nisa.scalar_tensor_tensor(
+        dst=own, data=index, op0=nl.multiply, operand0=float(chunk.step), op1=nl.add, operand1=lengths.oldest
+    )
+    if dense:
+        # Items past the last one have no sequence and no slots.
+        latest = tile(size)
+        nisa.tensor_scalar(
+            dst=latest,
+            data=lengths.cached,
+            op0=nl.subtract,
+            operand0=float(chunk.step),
+            op1=nl.maximum,
+            operand1=0.0,
+        )
+        nisa.tensor_tensor(dst=start, data1=own, data2=latest, op=nl.minimum)
+    else:
+        nisa.tensor_scalar(dst=start, data=own, op0=nl.minimum, operand0=float(shape.slots - chunk.step))
 
     nisa.tensor_copy(dst=table[:, :, SEQUENCE], src=sequence)
     nisa.tensor_tensor(dst=table[:, :, FIRST], data1=own, data2=start, op=nl.subtract)
-    nisa.tensor_scalar(dst=table[:, :, END], data=end, op0=nl.minimum, operand0=float(chunk.slots))
-    nisa.tensor_copy(dst=table[:, :, LIVE_ROWS], src=loaded[1])
+    nisa.tensor_tensor(dst=table[:, :, END], data1=lengths.cached, data2=start, op=nl.subtract)
+    nisa.tensor_copy(dst=table[:, :, LIVE_ROWS], src=lengths.live_rows)
     nisa.tensor_scalar(dst=table[:, :, STARTS], data=index, op0=nl.equal, operand0=0.0)
-    nisa.tensor_tensor(dst=table[:, :, POSITION], data1=position, data2=start, op=nl.subtract)
+    nisa.tensor_tensor(dst=table[:, :, POSITION], data1=lengths.position, data2=start, op=nl.subtract)
 
     offset = tile(size, nl.int32)
     nisa.tensor_copy(dst=offset, src=start)
     heads_slots = shape.heads * shape.slots
     write_offset(table[:, :, VALUE_OFFSET], table[:, :, SEQUENCE], heads_slots, offset)
-    if shape.cache_layout == "BHDS":
-        write_offset(table[:, :, KEY_OFFSET], table[:, :, SEQUENCE], heads_slots * shape.head_dim, offset)
-    else:
-        nisa.tensor_copy(dst=table[:, :, KEY_OFFSET], src=table[:, :, VALUE_OFFSET])
+    key_stride = heads_slots * (shape.head_dim if shape.cache_layout == "BHDS" else 1)
+    write_offset(table[:, :, KEY_OFFSET], table[:, :, SEQUENCE], key_stride, offset)
 
     stored = nl.ndarray((columns * partitions, COLUMNS), dtype=nl.int32, buffer=nl.private_hbm)
     nisa.dma_copy(
@@ -203,12 +304,23 @@ def write_offset(dst, sequence, stride, offset):
     nisa.tensor_tensor(dst=dst, data1=strides, data2=offset, op=nl.add)
 
 
-def load_item(work, item):
-    """Row `item`, a register, of the table, the same on every partition: as int32 for addresses, as fp32 for maths."""
+def listed_pass(work, item):
+    """The pass in row `item`, a register, of the table; and its STARTS column as uint32, for a select."""
     entry = tile((PARTITIONS, COLUMNS), nl.int32)
     values = tile((PARTITIONS, COLUMNS))
     nisa.dma_copy(
         dst=entry, src=work.table.ap(pattern=[[0, PARTITIONS], [1, COLUMNS]], scalar_offset=item, indirect_dim=0)
     )
     nisa.tensor_copy(dst=values, src=entry)
-    return entry, values
+    current = Pass(
+        sequence=0,
+        sequence_index=entry[0:1, SEQUENCE : SEQUENCE + 1],
+        key_index=entry[0:1, KEY_OFFSET : KEY_OFFSET + 1],
+        value_index=entry[0:1, VALUE_OFFSET : VALUE_OFFSET + 1],
+        first=values[:, FIRST : FIRST + 1],
+        end=values[:, END : END + 1],
+        live_rows=values[:, LIVE_ROWS : LIVE_ROWS + 1],
+        starts=values[:, STARTS : STARTS + 1],
+        position=values[:, POSITION : POSITION + 1],
+    )
+    return current, entry[:, STARTS : STARTS + 1].view(nl.uint32)

@@ -4,8 +4,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_plan import NOTHING_SEEN, PARTITIONS, tile
-from .attention_softmax import MASKED, SMALLEST_SUM, log_of_sum
+from .attention_output import log_of_sum
+from .attention_plan import PARTITIONS, tile
+from .attention_softmax import MASKED, NOTHING_SEEN, SMALLEST_SUM
 
 
 @nki.jit
@@ -19,12 +20,15 @@ def merge_attention(outputs, lses):
     Returns:
         output [B, Hq, T, D] of outputs' dtype, lse [B, Hq, T] fp32.
     """
-    _, batch, heads, window, head_dim = outputs.shape
-    rows = batch * heads * window
-    output = nl.ndarray((batch, heads, window, head_dim), dtype=outputs.dtype, buffer=nl.shared_hbm)
-    lse = nl.ndarray((batch, heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
+    output = nl.ndarray(outputs.shape[1:], dtype=outputs.dtype, buffer=nl.shared_hbm)
+    lse = nl.ndarray(lses.shape[1:], dtype=nl.float32, buffer=nl.shared_hbm)
+    merge_all(outputs, lses, output, lse)
+    return output, lse
 
-    # Each core takes half of the rows; the loop runs equally often on both, the rest of a half is unrolled.
+
+def merge_all(outputs, lses, output, lse):
+    """Merges all rows. Each core takes half of them, in a loop of equal length on both; what is left is unrolled."""
+    rows = lse.size
     half = rows // nl.num_programs(0)
     first = half * nl.program_id(0)
     last = rows if nl.program_id(0) == nl.num_programs(0) - 1 else first + half
@@ -37,7 +41,6 @@ def merge_attention(outputs, lses):
         nl.fori_loop(nisa.register_alloc(0), whole, merge_at, step=PARTITIONS)
     for row in range(first + whole, last, PARTITIONS):
         merge_rows(outputs, lses, output, lse, min(PARTITIONS, last - row), row, None)
-    return output, lse
 
 
 def merge_rows(outputs, lses, output, lse, count, first, row):

@@ -14,7 +14,7 @@ from draft_verify.verify_attention import verify_attention
 from tests.cache_cases import BACKEND, BFLOAT16, FLOAT8, FLOAT32
 
 
-@dataclass
+@dataclass(repr=False)
 class Case:
     """One call: positional arrays and keyword options."""
 
@@ -52,9 +52,11 @@ def assert_agrees(case: Case, lnc: int | None = None) -> None:
     assert error <= case.tolerance, f"error {error:.2e} in {case}"
     seen = np.isfinite(expected_lse)
     np.testing.assert_array_equal(np.isneginf(lse), ~seen)
-    largest = np.abs(expected_lse[seen]).max(initial=1.0)
-    difference = np.abs(lse[seen].astype(np.float64) - expected_lse[seen]).max(initial=0.0)
-    assert difference <= LSE_ABSOLUTE + case.tolerance * 1e-2 * largest, f"lse off by {difference:.2e} in {case}"
+    difference = np.abs(lse[seen].astype(np.float64) - expected_lse[seen])
+    # Beside an fp8 cache, fp32 queries are rounded to bfloat16, and with them their scores.
+    rounded = case.query.dtype == FLOAT32 and case.value_cache.dtype == FLOAT8
+    allowed = LSE_ABSOLUTE + (2**-8 if rounded else 1e-5) * np.abs(expected_lse[seen])
+    assert (difference <= allowed).all(), f"lse off by {difference.max():.2e} in {case}"
 
 
 def random_tree(rng: np.random.Generator, rows: int, live: int) -> np.ndarray:
@@ -193,6 +195,8 @@ def cases(draw, **fixed: Any) -> Case:
         "scale": st.sampled_from([None, 0.3]),
         "logits": st.sampled_from([1.0, 30.0]),
         "cache_only": st.sampled_from([False, False, False, True]),
+        "sinks": st.booleans(),
+        "fp8": st.sampled_from([False, False, True]),
     }
     chosen = {name: draw(choice) for name, choice in choices.items() if name not in fixed}
     return make_case(**chosen, **fixed)

@@ -29,6 +29,10 @@ def test_two_cores_agree_with_the_reference(case, lnc):
     "sizes",
     [
         {"batch": 1, "slots": 8193, "rows": 8, "group": 8, "head_dim": 128, "dtype": BFLOAT16, "cache_layout": "BHDS"},
+        {"batch": 3, "slots": 4200, "group": 8, "rows": 8, "seq_lens": [4192, 700, 2048]},  # long and short sequences
+        {"batch": 2, "slots": 4200, "group": 3, "rows": 4, "sinks": True, "sliding_window": 3000, "fp8": True},
+        {"batch": 9, "slots": 4200, "rows": 2, "head_dim": 16, "sinks": True},  # both in runtime loops
+        {"batch": 9, "slots": 300, "heads": 3, "group": 2, "rows": 2, "head_dim": 16, "cache_layout": "BHDS"},
         {"batch": 2, "heads": 2, "slots": 700, "rows": 64, "group": 4},  # rows of a head on more than one row tile
         {"batch": 5, "heads": 3, "group": 3, "rows": 8, "slots": 300},  # the demo's model
         {"batch": 3, "heads": 2, "rows": 3, "head_dim": 256, "slots": 140},
@@ -36,8 +40,9 @@ def test_two_cores_agree_with_the_reference(case, lnc):
     ],
     ids=str,
 )
-def test_the_kernel_agrees_at_sizes_that_need_more_than_one_tile(sizes):
-    assert_agrees(make_case(3, **sizes))
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_the_kernel_agrees_at_sizes_that_need_more_than_one_tile(sizes, lnc):
+    assert_agrees(make_case(3, **sizes), lnc)
 
 
 @pytest.mark.full
