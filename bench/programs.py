@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from draft_verify.reference.emulator import Program
+from draft_verify.reference.emulator.dynamic import skips_rows
 from draft_verify.reference.emulator.trips import count_trips
 
 from .shapes import Case, zeros
@@ -15,11 +16,13 @@ from .shapes import Case, zeros
 
 @contextlib.contextmanager
 def instead_of_running(programs: list[Program]) -> Iterator[None]:
-    """Inside, programs are collected with their trip counts and return zeros instead of running."""
+    """Inside, programs are collected with what a cost needs of a run, and return zeros instead of running."""
     run = Program.run
 
     def collect(program: Program, *arrays: np.ndarray):
-        if any(loop.static_trips is None for block in program.cores for loop in block.loops()):
+        loops = [loop for block in program.cores for loop in block.loops()]
+        skipping = any(skips_rows(call) for block in program.cores for call in block.calls())
+        if skipping or any(loop.static_trips is None for loop in loops):
             Program.run = run
             try:
                 count_trips(program, *arrays)

@@ -24,8 +24,8 @@ class Transfer(NamedTuple):
     rows: int  # gathered or scattered by index
 
 
-def transfer(call: Call, machine: Machine) -> Transfer:
-    """What the DMA instruction `call` moves on one core of `machine`."""
+def transfer(call: Call, machine: Machine, share: float = 1.0) -> Transfer:
+    """What the DMA instruction `call` moves on one core of `machine`, where it moves `share` of its rows."""
     sources = [tensor for _, tensor, access in call.tensors() if access == "read"]
     target = next(tensor for _, tensor, access in call.tensors() if access == "write")
     moved = max(sum(map(_bytes, sources)), _bytes(target))
@@ -39,14 +39,14 @@ def transfer(call: Call, machine: Machine) -> Transfer:
         bandwidth *= machine.efficiency(size)
     indices = [tensor.vector_offset for tensor in (*sources, target) if tensor.vector_offset is not None]
     return Transfer(
-        read_bytes=sum(_bytes(source) for source in sources if source.is_hbm),
-        written_bytes=_bytes(target) if target.is_hbm else 0,
-        descriptors=descriptors,
+        read_bytes=round(share * sum(_bytes(source) for source in sources if source.is_hbm)),
+        written_bytes=round(share * _bytes(target)) if target.is_hbm else 0,
+        descriptors=round(share * descriptors),
         descriptor_bytes=size,
-        engine_seconds=moved / bandwidth,
+        engine_seconds=share * moved / bandwidth,
         shares=_shares(target if target.is_onchip else sources[0], machine),
         descriptor_source=_descriptor_source(call, (*sources, target)),
-        rows=indices[0].shape[0] * indices[0].shape[1] if indices else 0,
+        rows=round(share * indices[0].shape[0] * indices[0].shape[1]) if indices else 0,
     )
 
 

@@ -69,7 +69,7 @@ class Program:
 
     cores: one Block per physical core. inputs: storages of the tensor arguments, in order. outputs: what the kernel
     returned, a tensor or a tuple of tensors. notes: risky but legal uses. trips: executed trip counts of each loop in
-    the last run.
+    the last run. moved: of each DMA that skips rows out of range, how many it moved in the last run, of how many.
     """
 
     def __init__(self, name: str, lnc: int, grid_ndim: int, strict: bool):
@@ -83,6 +83,8 @@ class Program:
         self.notes: list[str] = []
         self.storages: list[Storage] = []
         self.trips: dict[Loop, int] = {}
+        self.moved: dict[Call, tuple[int, int]] = {}
+        self.probed: frozenset[Call] = frozenset()  # calls of which a run only looks at the indices
         self._linked = None
 
     def calls(self, core: int = 0) -> Iterator[Call]:
@@ -103,6 +105,11 @@ class Program:
         if self._linked is None:
             self._linked = Linked(self)
         return self._linked.run(arrays)
+
+    def share_moved(self, call: Call) -> float:
+        """The share of its rows that a DMA moved in the last run; 1 for one that skips none, or has not run."""
+        rows, addressed = self.moved.get(call, (1, 1))
+        return rows / addressed
 
     def counts(self, core: int = 0) -> dict[str, int]:
         """Instructions per engine of a core, loop bodies once."""

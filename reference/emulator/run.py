@@ -97,6 +97,8 @@ class Linked:
 
     def _link(self, call: Call) -> tuple:
         """(function, arguments): tensors replaced by views, dynamic ones resolved when the step runs."""
+        if call in self.program.probed:
+            return dynamic.probe, (call, self.memory)
         args = list(call.args.values())
         moving = []
         for position, value in enumerate(args):
@@ -137,7 +139,7 @@ class Linked:
                 results[storage] = np.empty(storage.shape, storage.dtype.np)
                 memory.bind(storage, results[storage])
         dynamic.reset(self.program, memory)
-        program.trips = {}
+        program.trips, program.moved = {}, {}
         context.running.append(program)
         try:
             # Engines raise no flags: overflow is infinity, 0/0 is NaN.

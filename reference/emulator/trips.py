@@ -1,4 +1,4 @@
-"""Trip counts of runtime loops from the few instructions that decide them, so that a cost needs no whole run."""
+"""What a cost must know of a run, from the few instructions that decide it: trip counts, and rows that DMAs skip."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import dataclasses
 
 import numpy as np
 
+from . import dynamic
 from .instruction import Call
 from .opaque import VirtualRegister
 from .program import Block, Loop, Program
@@ -15,22 +16,27 @@ REGISTER_WRITES = ("register_move", "register_load")
 
 
 def count_trips(program: Program, *arrays: np.ndarray) -> None:
-    """Sets `program.trips` as `program.run(*arrays)` would, running only what loop bounds and conditions depend on."""
+    """Sets `program.trips` and `program.moved` as `program.run(*arrays)` would, running only what they depend on."""
     loops = [loop for block in program.cores for loop in block.loops()]
-    needed = _needed(program, loops)
+    skipping = frozenset(call for block in program.cores for call in block.calls() if dynamic.skips_rows(call))
+    needed = _needed(program, loops, skipping)
     small = copy.copy(program)
+    small.probed = frozenset(call for call in skipping if id(call) not in needed)
     small._linked, small.outputs = None, ()
     twins: dict[Loop, Loop] = {}
+    needed |= {id(call) for call in small.probed}
     small.cores = [_reduced(block, needed, twins) for block in program.cores]
     small.run(*arrays)
     program.trips = {loop: small.trips.get(twin, 0) for loop, twin in twins.items()}
+    program.moved = small.moved
 
 
-def _needed(program: Program, loops: list[Loop]) -> set[int]:
-    """Indices (by identity) of the calls that loop bounds and conditions depend on."""
+def _needed(program: Program, loops: list[Loop], skipping: frozenset[Call]) -> set[int]:
+    """The calls (by identity) that loop bounds, loop conditions and the indices of skipping DMAs depend on."""
     values: set = set()  # registers and storages whose contents matter
     for loop in loops:
         values.update(register for register in _bounds(loop) if isinstance(register, VirtualRegister))
+    values.update(offset.storage for call in skipping for _, offset in call.indices())
     calls = [call for block in program.cores for call in block.calls()]
     needed: set[int] = set()
     while True:

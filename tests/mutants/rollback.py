@@ -1,0 +1,134 @@
+"""Rollback operations with the faults that others' have had, and some that ours could have."""
+
+from __future__ import annotations
+
+from tests.mutants import Mutant
+
+COMMIT = "tests/test_commit_window.py::test_the_kernel_leaves_every_byte_of_every_cache_as_the_reference_does"
+COMPACT = "tests/test_compact_window.py::test_the_kernel_leaves_every_byte_of_every_cache_as_the_reference_does"
+RING = "tests/test_ring.py::test_the_kernels_save_and_restore_every_byte_as_the_references_do"
+DEVICE = "tests/test_commit_window.py::test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot"
+FP8 = "tests/test_commit_window.py::test_fp8_rows_are_divided_by_their_heads_scale_and_saturate_at_240"
+STATE = "tests/test_select.py::test_the_state_after_the_last_accepted_row_is_copied_bit_for_bit"
+CONV = "tests/test_select.py::test_the_convolution_window_ends_at_the_last_accepted_row"
+
+ROWS = "kernels/cache_rows.py"
+
+MUTANTS = [
+    Mutant(
+        "commit_window forgets the last accepted row",
+        ROWS,
+        "op0=nl.less_equal, operand0=accepted)",
+        "op0=nl.less, operand0=accepted)",
+        (COMMIT,),
+    ),
+    Mutant(
+        "every row of a window goes to the block of its first (the plugin's slots[0] + i)",
+        ROWS,
+        "nisa.nc_n_gather(dst=block, data=table, indices=chosen)",
+        "nisa.tensor_copy(dst=block, src=table[:, 0:1].broadcast(1, window))",
+        (COMMIT,),
+    ),
+    Mutant(
+        "a ring's window does not wrap",
+        ROWS,
+        "        _, position = divide(position, slots)\n",
+        "        divide(position, slots)\n",
+        (COMMIT,),
+    ),
+    Mutant(
+        "more rows than a ring has slots: the first win",
+        ROWS,
+        "op0=nl.greater, operand0=oldest)",
+        "op0=nl.greater_equal, operand0=0.0)",
+        (COMMIT,),
+    ),
+    Mutant("only layer 0 is rolled back", ROWS, "range(len(targets))", "range(1)", (COMMIT,)),
+    Mutant(
+        "the second core leaves its half to the first",
+        ROWS,
+        "% nl.num_programs(0) == nl.program_id(0)",
+        "% nl.num_programs(0) == 0",
+        (COMMIT,),
+    ),
+    Mutant(
+        "bad values are not looked for on the device",
+        ROWS,
+        "nisa.tensor_scalar(dst=first, data=first, op0=nl.equal, operand0=0.0)",
+        "nisa.tensor_scalar(dst=first, data=first, op0=nl.greater_equal, operand0=0.0)",
+        (DEVICE,),
+    ),
+    Mutant("fp8 saturates at torch's largest", "kernels/commit_window.py", "= 240.0", "= 448.0", (FP8,)),
+    Mutant(
+        "fp8 is multiplied by its scale",
+        "kernels/commit_window.py",
+        "nisa.reciprocal(dst=inverse, data=inverse)",
+        "nisa.tensor_copy(dst=inverse, src=inverse)",
+        (FP8,),
+    ),
+    Mutant(
+        "the rows that should move stay, and those that should stay move",
+        "kernels/compact_window.py",
+        "op=nl.not_equal",
+        "op=nl.equal",
+        (COMPACT,),
+    ),
+    Mutant(
+        "scrubbing goes past what was written",
+        "kernels/compact_window.py",
+        "op0=nl.less_equal, operand0=last)",
+        "op0=nl.less_equal, operand0=128.0)",
+        ("tests/test_compact_window.py::test_t46_scrubbing_touches_no_block_that_the_sequence_does_not_own",),
+    ),
+    Mutant(
+        "rejected rows are compacted too (the reference forgets num_accepted)",
+        "reference/compact_window.py",
+        "for row in path[b, :kept]",
+        "for row in range(kept)",
+        ("tests/test_compact_window.py::test_writing_first_and_compacting_reaches_what_committing_the_path_reaches",),
+    ),
+    Mutant(
+        "a ring padded by a hard-coded 4",
+        "bindings/ring.py",
+        '"read_first": window - 1 + num_draft_tokens',
+        '"read_first": window - 1 + 4',
+        ("tests/test_ring.py::test_t45_the_ring_is_as_large_as_the_formula_says_and_no_larger",),
+    ),
+    Mutant(
+        "the last accepted row is undone as well",
+        "kernels/restore_ring.py",
+        "op0=nl.greater,",
+        "op0=nl.greater_equal,",
+        (RING,),
+    ),
+    Mutant(
+        "a step without drafts reads state slot 0",
+        "kernels/select_rows.py",
+        "op0=nl.multiply, operand0=float(parts)",
+        "op0=nl.multiply, operand0=0.0",
+        (STATE,),
+    ),
+    Mutant(
+        "the convolution window keeps one row too few",
+        "kernels/shift_conv_window.py",
+        "rows[:, :, :, row + 1 : row + 1 + width]",
+        "rows[:, :, :, row : row + width]",
+        (CONV,),
+    ),
+    Mutant(
+        "blocks by the rule L % P == 1",
+        "bindings/blocks.py",
+        "return _blocks(seq_lens + num_draft_tokens + 1, block_size) - _blocks(seq_lens, block_size)",
+        "return seq_lens % block_size == 1",
+        ("tests/test_blocks.py",),
+    ),
+    Mutant(
+        "the draft's cache is taken to hold every accepted token",
+        "bindings/blocks.py",
+        "(num_accepted < draft_lens)",
+        "(num_accepted >= 0)",
+        (
+            "tests/test_blocks.py::test_t47_the_row_missing_after_all_drafts_were_accepted_is_fed_before_the_next_proposal",
+        ),
+    ),
+]

@@ -1,0 +1,45 @@
+"""What rollback costs: the accepted rows' bytes, read once and written once, whatever the cache's size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from draft_verify.bench.programs import programs_of
+from draft_verify.bench.shapes import rollback
+from draft_verify.reference.emulator.cost import cost
+
+INDEX_BYTES = 64 * 1024  # lengths, paths, table entries, on the way to the chip: next to nothing
+
+
+def moved_bytes(case, lnc: int) -> int:
+    return sum(core.read_bytes + core.written_bytes for p in programs_of(case, lnc) for core in cost(p).cores)
+
+
+CASES = [case for case in rollback(True) if case.shape["B"] == 4]
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_only_accepted_rows_cost_bytes(case, lnc):
+    assert case.must_move <= moved_bytes(case, lnc) <= case.must_move + INDEX_BYTES
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_states_of_a_mebibyte_move_within_one_and_a_half_times_the_time_of_their_bytes(lnc):
+    for case in rollback(True):
+        if case.operation == "select_state":
+            bounds = [cost(program, must_move=case.must_move) for program in programs_of(case, lnc)]
+            assert sum(c.bound for c in bounds) <= 1.5 * bounds[0].limit
+
+
+def test_a_cost_after_a_whole_run_counts_the_same_rows_as_one_from_the_indices_alone():
+    case = next(c for c in rollback(True) if c.operation == "commit_window" and c.shape["layers"] == 1)
+    (program,) = programs_of(case, 1)
+    from_indices = dict(program.moved)
+    args, options = case.inputs(np.zeros)
+    key_cache, value_cache, key, value, seq_lens, num_accepted = args
+    path = np.tile(np.arange(key.shape[2], dtype=np.int32), (len(seq_lens), 1))
+    assert options == {"cache_layout": "BHSD"}
+    program.run(*(array for array in (key_cache, value_cache, key, value, seq_lens, num_accepted, path)))
+    assert program.moved == from_indices and from_indices
