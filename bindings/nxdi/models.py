@@ -80,18 +80,14 @@ class FusedSpecMixin:
         outputs = super()._context_encoding_forward(
             input_ids, attention_mask, position_ids, seq_ids, sampling_params, **paging
         )
-        # outputs[0] is the draft's token, which nobody reads; outputs[1] the target's logits of the last position
-        logits = outputs[1][:, -1]
+        logits = outputs[1][:, -1]  # outputs[0] is the draft's token, which nobody reads
         if self.greedy:
-            outputs[1] = greedy_acceptance(
-                logits.new_zeros((len(logits), 0), dtype=torch.int32),
-                logits[:, None],
-                vocab_size=self.config.vocab_size,
-            ).tokens[:, 0]
+            no_drafts = torch.zeros((logits.shape[0], 0), dtype=torch.int32, device=logits.device)
+            acceptance = greedy_acceptance(no_drafts, logits[:, None], vocab_size=self.config.vocab_size)
+            outputs[1] = acceptance.tokens[:, 0]
         else:
-            lengths = attention_mask.sum(dim=1).to(torch.int32)
-            uniforms = self._uniforms(sampling_params, lengths - 1, 2, "verify")
-            outputs[1] = self._draw(logits, uniforms, sampling_params)
+            last = attention_mask.sum(dim=1).to(torch.int32) - 1
+            outputs[1] = self._draw(logits, self._uniforms(sampling_params, last, 2, "verify"), sampling_params)
         return outputs
 
     def _token_gen_forward(
@@ -190,8 +186,11 @@ class FusedSpecMixin:
         return conventions.open_interval(rand_like(zeros))
 
     def _draw(self, logits, uniforms, sampling_params):
-        """[B] tokens drawn from logits [B, V] under NxDI's sampling parameters."""
-        from draft_verify.sample_tokens import sample_tokens
-
-        parameters = conventions.sampling_parameters(sampling_params)
-        return sample_tokens(logits, uniforms, vocab_size=self.config.vocab_size, **parameters)[0]
+        """[B] tokens drawn from logits [B, V] under NxDI's sampling parameters: a window without drafts."""
+        return rejection_sampling(
+            torch.zeros((logits.shape[0], 0), dtype=torch.int32, device=logits.device),
+            logits[:, None],
+            uniforms,
+            vocab_size=self.config.vocab_size,
+            **conventions.sampling_parameters(sampling_params),
+        ).tokens[:, 0]

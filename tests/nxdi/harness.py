@@ -68,6 +68,8 @@ def fused_model(
     from neuronx_distributed_inference.models.config import FusedSpecNeuronConfig, NeuronConfig
     from neuronx_distributed_inference.models.llama.modeling_llama import LlamaInferenceConfig, NeuronLlamaModel
 
+    vocab_size = {**SIZES, **(sizes or {})}["vocab_size"]
+
     def config(overrides, values):
         neuron_config = NeuronConfig(
             **{
@@ -75,7 +77,7 @@ def fused_model(
                 "seq_len": seq_len,
                 "speculation_length": speculation_length,
                 "enable_fused_speculation": True,
-                "on_device_sampling_config": {"do_sample": do_sample, "dynamic": do_sample, "global_topk": 48},
+                "on_device_sampling_config": {"do_sample": do_sample, "dynamic": do_sample, "global_topk": vocab_size},
                 "torch_dtype": torch.float32,
                 "attn_kernel_enabled": False,
                 "on_cpu": True,
@@ -175,6 +177,8 @@ def greedy_recompute(target_model, prompts, num_tokens):
         inputs = context_inputs(sequences, seq_len)
         with torch.no_grad():
             tokens = target_model(*inputs, torch.arange(batch, dtype=torch.int32), params)[0]
+        if tokens.is_floating_point():  # the logits, where this library asked for them
+            tokens = tokens.argmax(dim=-1)
         for sequence, token in zip(sequences, tokens.reshape(-1)):
             sequence.append(int(token))
     return [sequence[len(prompt) :] for sequence, prompt in zip(sequences, prompts)]

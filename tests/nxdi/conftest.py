@@ -1,0 +1,24 @@
+"""`make test-nxdi NXDI=<folder with checkouts of neuronx-distributed-inference and neuronx-distributed>`."""
+
+import logging
+import os
+
+import pytest
+
+
+def pytest_ignore_collect(collection_path):
+    """Without checkouts there is nothing to import."""
+    if not os.environ.get("NXDI") and collection_path.name.startswith("test_"):
+        return True
+    return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nxdi_on_cpu():
+    import torch
+
+    from tests.nxdi import harness
+
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)
+    harness.install(os.environ["NXDI"])
