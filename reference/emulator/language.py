@@ -12,6 +12,7 @@ from .instruction import Refusal, instruction
 from .launch import NKIObject
 from .opaque import Opaque
 from .operators import OPERATORS, Operator
+from .rules import QUADRANT
 from .tensor import PARTITIONS, NkiTensor
 from .views import DynamicSlice
 
@@ -218,14 +219,26 @@ def expand_dims(x, axis) -> NkiTensor:
 
 
 def broadcast_to(x, shape, dtype=None) -> NkiTensor:
-    """x repeated along free dimensions of size 1."""
-    view = x
+    """x repeated along dimensions of size 1."""
+    if len(shape) != x.ndim:
+        raise Refusal("broadcast_to keeps the rank", shape=x.shape, new_shape=shape)
+    view = _over_partitions(x, shape[0]) if shape[0] != x.shape[0] else x
     for dim, size in enumerate(shape):
         if view.shape[dim] != size:
             view = view.broadcast(dim, size)
     if view is x and dtype in (None, x.dtype):
         return x
     return copy(view, dtype)
+
+
+def _over_partitions(x, partitions: int) -> NkiTensor:
+    """Partition 0 copied to all others, a quadrant at a time. UNVERIFIED which instructions the SDK takes for it."""
+    if x.shape[0] != 1:
+        raise Refusal("broadcast_to repeats dimensions of size 1 only", shape=x.shape, partitions=partitions)
+    tile = ndarray((partitions, *x.shape[1:]), x.dtype)
+    for start in range(0, partitions, QUADRANT):
+        isa.nc_stream_shuffle(tile[start : min(start + QUADRANT, partitions)], x, [0] * QUADRANT)
+    return tile
 
 
 def gather_flattened(data, indices, axis=0, dtype=None) -> NkiTensor:
@@ -308,6 +321,7 @@ EXPORTS = {
     **{name: _refused(name) for name in _WITHOUT_INSTRUCTION},
     "hbm": MemoryRegion.private_hbm,
     "device_print": device_print,
+    "DType": dtypes.DType,
     "ds": DynamicSlice,
     "tile_size": tile_size,
     "sum": reduction("add"),
