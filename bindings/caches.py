@@ -31,6 +31,13 @@ def full_like_lengths(like: Any, value: int) -> Any:
     return np.full_like(like, value)
 
 
+def smaller(lengths: Any, limits: Any) -> Any:
+    """[B] int32, the smaller of `lengths` [B] and `limits` [B] or [1]."""
+    if is_torch(lengths):
+        return sys.modules["torch"].minimum(lengths, limits.to(lengths.dtype))
+    return np.minimum(lengths, limits.astype(lengths.dtype))
+
+
 def layer_scales(scale: Any, cache: Any, layers: int, heads: int) -> Any:
     """The scale of an fp8 cache, a number, [Hkv] or [layers, Hkv], as [layers, Hkv] float32; None for other caches."""
     if dtype_name(cache) != FLOAT8:

@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.caches import full_like_lengths, layer_scales
+from draft_verify.caches import full_like_lengths, layer_scales, smaller
 from draft_verify.reference.verify_attention import verify_attention as reference
 
 
@@ -89,11 +89,16 @@ def verify_attention(
     if backend == "reference":
         return reference(query, key, value, key_cache, value_cache, seq_lens, return_lse=return_lse, **options)
 
-    for argument in ("tree", "block_table", "ring"):
+    for argument in ("block_table", "ring"):
         if options[argument] not in (None, False):
             raise NotImplementedError(f"verify_attention: the kernel does not take {argument} yet; the reference does")
     rows, head_dim = query.shape[2:]
-    lengths = (seq_lens, full_like_lengths(seq_lens, rows - 1) if draft_lens is None else draft_lens)
+    if draft_lens is None:
+        draft_lens = full_like_lengths(seq_lens, rows - 1)
+    if tree is not None:
+        tree = tree.reshape(-1, rows)
+        draft_lens = smaller(draft_lens, (tree != -2).sum(-1) - 1)
+    lengths = (seq_lens, draft_lens)
     if cache_start is not None or query_positions is not None:
         start = full_like_lengths(seq_lens, 0) if cache_start is None else cache_start
         lengths = (*lengths, start, seq_lens if query_positions is None else query_positions)
@@ -107,6 +112,7 @@ def verify_attention(
         key_cache,
         value_cache,
         lengths,
+        tree,
         sinks,
         *scales,
         cache_layout,

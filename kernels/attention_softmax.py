@@ -11,6 +11,7 @@ import nki.language as nl
 
 from .attention_loads import transpose_all
 from .attention_plan import PSUM_BANK, RowTile, psum, tile
+from .attention_tree import load_ancestors
 
 NOTHING_SEEN = 1e20  # minus the maximum of a row that saw no key yet: exp(masked score + this) is 0
 MASKED = -3.4028234663852886e38  # what range_select writes where a slot is not seen
@@ -127,6 +128,20 @@ def row_constants(shape, chunk, rows, with_window, sinks, key_scale, value_scale
         key_scale=row_scale(rows, key_scale, shape.scale if shape.softcap == 0.0 else shape.scale / shape.softcap),
         value_scale=row_scale(rows, value_scale, 1.0),
         fresh=fresh,
+    )
+
+
+def with_tree(shape, rows, constants, table, current):
+    """Constants of a row tile in a sequence that has a tree."""
+    sees, depth = load_ancestors(shape, rows, table, current)
+    return Rows(
+        constants.row,
+        depth,
+        sees,
+        constants.first_slot,
+        constants.key_scale,
+        constants.value_scale,
+        constants.fresh,
     )
 
 

@@ -17,7 +17,9 @@ from .attention_softmax import (
     one_stream,
     restart,
     row_constants,
+    with_tree,
 )
+from .attention_tree import ancestor_table
 from .attention_work import (
     chosen_only,
     count_passes,
@@ -45,6 +47,7 @@ def verify_attention(
     key_cache,
     value_cache,
     lengths,
+    parents,
     sinks,
     key_scale,
     value_scale,
@@ -61,6 +64,7 @@ def verify_attention(
         key, value: [B, Hkv, T, D]; None for a call on the cache only.
         key_cache, value_cache: in `cache_layout`.
         lengths: seq_lens, draft_lens [B] int32; or these, cache_start and query_positions.
+        parents: [1, T] or [B, T] int32, or None for chains.
         sinks: [Hq] fp32, or None.
         key_scale, value_scale: [Hkv] fp32 for fp8 caches, else None.
         scale: of the scores.
@@ -108,7 +112,12 @@ def verify_attention(
     if by_slots or return_lse:
         sums = nl.ndarray((slot_cores, 2, batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
 
-    operands = Operands(query, key, value, key_cache, value_cache, sinks, key_scale, value_scale, outputs, sums, shard)
+    table = None
+    if parents != None:  # noqa: E711
+        table = ancestor_table(shape, parents)
+    operands = Operands(
+        query, key, value, key_cache, value_cache, table, sinks, key_scale, value_scale, outputs, sums, shard
+    )
 
     streams = MOST_STREAMS if plan_dense(shape, 1, shard, slot_cores) != None else 1  # noqa: E711
     groups = plan_rows(shape, first_head, last_head, streams)
@@ -146,6 +155,7 @@ class Operands(NamedTuple):
     value: object
     key_cache: object
     value_cache: object
+    trees: object  # [1 or B, T, T + 1], as ancestor_table leaves them
     sinks: object
     key_scale: object
     value_scale: object
@@ -173,7 +183,10 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
     if ragged.most == 1:
         constants = constants_of(shape, ragged, ragged, groups, operands)
         for sequence in range(shape.batch):
-            attend_once(shape, ragged, groups, operands, constants, first_pass(shape, ragged, every, sequence))
+            first = first_pass(shape, ragged, every, sequence)
+            attend_once(
+                shape, ragged, groups, operands, own_constants(shape, groups, operands, constants, first), first
+            )
         return
 
     if dense == None:  # noqa: E711
@@ -189,14 +202,15 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
         is_dense = counters(is_dense)
     for sequence in range(shape.batch):
         first = first_pass(shape, ragged, every, sequence)
-        walk = Walk(shape, groups, operands, constants, every, sequence)
+        own = own_constants(shape, groups, operands, constants, first)
+        walk = Walk(shape, groups, operands, own, every, sequence)
         if dense != None:  # noqa: E711
             begun = 0
             if sequence == 0 and shape.sliding_window == 0:
                 # Loads that need not wait for the lengths, so that the memory is busy from the start.
                 loaded = load_groups(shape, dense, groups, operands, first)
                 begun = 1
-        states, stationaries = attend_windows(shape, groups, operands, constants, first)
+        states, stationaries = attend_windows(shape, groups, operands, own, first)
         if dense != None:  # noqa: E711
             if begun == 1:
                 attend_loaded(walk, dense, first, loaded, is_dense[0], states, stationaries)
@@ -338,6 +352,7 @@ def attend_listed(shape, chunk, groups, operands, every, chosen, dense):
 
     def next_pass(item):
         current, starts = listed_pass(work, item)
+        mine = own_constants(shape, groups, operands, constants, current)
         index = 0
         for g in range(len(groups)):
             keys, values = load_pass(shape, chunk, groups[g][0], operands, current)
@@ -346,7 +361,7 @@ def attend_listed(shape, chunk, groups, operands, every, chosen, dense):
             window = own_window(shape, groups[g][0], operands, constants, current) if with_window else ()
             for t in range(len(groups[g])):
                 rows = groups[g][t]
-                own = constants.rows[g][t]
+                own = mine.rows[g][t]
                 load_queries(shape, rows, operands.query, current, stationaries[index])
                 masks = mask_rows(shape, own, current, True, with_window)
                 restart(states[index], own.fresh, starts)
@@ -402,6 +417,19 @@ def constants_of(shape, streamed, ragged, groups, operands):
         nisa.dma_copy(dst=inverse_scales, src=operands.value_scale.ap(pattern=[[0, shape.window], [1, shape.heads]]))
         nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
     return Constants(rows, slot, window_row, inverse_scales)
+
+
+def own_constants(shape, groups, operands, constants, current):
+    """Constants for the sequence of a pass, which may have a tree of its own."""
+    if operands.trees == None:  # noqa: E711
+        return constants
+    rows = []
+    for g in range(len(groups)):
+        own = []
+        for t in range(len(groups[g])):
+            own.append(with_tree(shape, groups[g][t], constants.rows[g][t], operands.trees, current))
+        rows.append(own)
+    return Constants(rows, constants.slot, constants.window_row, constants.inverse_scales)
 
 
 def has_window(operands):

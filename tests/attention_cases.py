@@ -196,6 +196,7 @@ def cases(draw, **fixed: Any) -> Case:
         "logits": st.sampled_from([1.0, 30.0]),
         "cache_only": st.sampled_from([False, False, False, True]),
         "sinks": st.booleans(),
+        "tree": st.booleans(),
         "fp8": st.sampled_from([False, False, True]),
     }
     chosen = {name: draw(choice) for name, choice in choices.items() if name not in fixed}

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draft_verify.reference.verify_attention import path_to
 from draft_verify.verify_attention import verify_attention
 from tests.attention_cases import Case, assert_agrees, cases, make_case
 from tests.cache_cases import BACKEND, BFLOAT16, FLOAT32
@@ -32,6 +33,8 @@ def test_two_cores_agree_with_the_reference(case, lnc):
         {"batch": 3, "slots": 4200, "group": 8, "rows": 8, "seq_lens": [4192, 700, 2048]},  # long and short sequences
         {"batch": 2, "slots": 4200, "group": 3, "rows": 4, "sinks": True, "sliding_window": 3000, "fp8": True},
         {"batch": 9, "slots": 4200, "rows": 2, "head_dim": 16, "sinks": True},  # both in runtime loops
+        {"batch": 2, "rows": 64, "group": 8, "tree": True, "draft_lens": [63, 40], "dtype": BFLOAT16},
+        {"batch": 9, "rows": 9, "slots": 300, "tree": True, "sliding_window": 4, "head_dim": 16},
         {"batch": 9, "slots": 300, "heads": 3, "group": 2, "rows": 2, "head_dim": 16, "cache_layout": "BHDS"},
         {"batch": 2, "heads": 2, "slots": 700, "rows": 64, "group": 4},  # rows of a head on more than one row tile
         {"batch": 5, "heads": 3, "group": 3, "rows": 8, "slots": 300},  # the demo's model
@@ -133,6 +136,37 @@ def test_other_sequences_change_no_bit(case, seed):
     options["draft_lens"][others] = rng.integers(-1, case.query.shape[2], 2)
     for old, new in zip(case.run(), changed.run()):
         assert old[1].tobytes() == new[1].tobytes()
+
+
+@given(case=cases(tree=False))
+@settings(max_examples=10)
+def test_a_chain_given_as_a_tree_is_the_chain_bit_for_bit(case):
+    chain = np.arange(-1, case.query.shape[2] - 1, dtype=np.int32)
+    for plain, shared, own in zip(case.run(), case.run(tree=chain), case.run(tree=np.stack([chain] * len(case.query)))):
+        assert plain.tobytes() == shared.tobytes() == own.tobytes()
+
+
+@given(case=cases(batch=1, tree=True, cache_only=False, rows=16, draft_lens=[15]), row=st.integers(1, 15))
+@settings(max_examples=10)
+def test_a_sibling_changes_no_bit_of_rows_that_do_not_descend_from_it(case, row):
+    changed = case.changed(query=case.query.copy(), key=case.key.copy(), value=case.value.copy())
+    for window in (changed.query, changed.key, changed.value):
+        window[:, :, row] = window[:, :, row] * 2 + 1
+    parents = case.options["tree"][0]
+    others = [t for t in range(16) if row not in path_to(parents, t)]
+    for old, new in zip(case.run(), changed.run()):
+        assert old[:, :, others].tobytes() == new[:, :, others].tobytes()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_siblings_do_not_see_each_other_t42(backend):
+    """FastDeploy#3514: a tree mask applied outside the lower triangle only let siblings attend to each other."""
+    values = np.eye(5, dtype=np.float32)[None, None]
+    zeros = np.zeros_like(values)
+    tree = np.array([-1, 0, 0, 1, 2], np.int32)
+    case = Case(zeros, zeros, values, zeros, zeros, np.array([0], np.int32), {"tree": tree})
+    output, _ = case.run(backend)
+    assert [np.flatnonzero(row).tolist() for row in output[0, 0]] == [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4]]
 
 
 # Defects of other systems (shared/traps.md, section d) -------------------------------------------------------------
