@@ -11,6 +11,8 @@ COMMANDS = {
     "workload": ("workload", "On which of my prompts does it pay? Runs a small real model over them, chain and tree."),
     "demo": ("demo", "Does speculative decoding with these kernels emit what plain decoding emits?"),
     "cost": ("cost", "What does each kernel cost on trn2, what bounds it, how far from the HBM limit? Modelled."),
+    "micro": ("micro", "The same grid as a benchmark: modelled and, on a device, measured; --compare for regressions."),
+    "report": ("report", "All of it on one page with pictures, to open offline."),
     "device": ("device", "On a Neuron device: is every kernel right, and how long does it take beside the model?"),
     "emulator": ("emulator", "How long does the emulator itself take to trace and to run a kernel?"),
 }
