@@ -34,13 +34,9 @@ def kernel_of(emit, out):
     return kernel
 
 
-def run(emit, *arrays, out, strict=False):
+def run(emit, *arrays, out, strict=True):
     """The result(s) of `emit` on `arrays`, see kernel_of."""
     return emulator.simulate(kernel_of(emit, out), strict=strict)(*arrays)
-
-
-def trace(emit, *arrays, out, strict=False):
-    return emulator.trace(kernel_of(emit, out), *arrays, strict=strict)
 
 
 def in_psum(tile):
