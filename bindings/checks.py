@@ -495,3 +495,36 @@ def merge_attention(outputs: Any, lses: Any) -> None:
     array("outputs", outputs, ("n", "B", "Hq", "T", "D"), FLOATS)
     expect(outputs.shape[0] >= 1, "outputs", "no shard", "at least one")
     array("lses", lses, tuple(outputs.shape[:4]), ("float32",))
+
+
+TREE_RULES = ("greedy", "target_only", "without_replacement", "independent")
+
+
+def tree_acceptance(
+    tree: Any,
+    draft_tokens: Any,
+    target_logits: Any,
+    uniforms_: Any,
+    rule: str,
+    draft_logits: Any,
+    draft_probs: Any,
+    draft_lens: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    vocab_size: int | None,
+) -> tuple[int, int, int]:
+    expect(rule in TREE_RULES, "rule", repr(rule), " or ".join(map(repr, TREE_RULES)))
+    batch, rows, vocab_size = acceptance(draft_tokens, target_logits, draft_lens, vocab_size)
+    attention_tree(tree, batch, rows, draft_lens)
+    if uniforms_ is not None or rule != "greedy":
+        uniforms(uniforms_, batch, rows + 1)
+    laws = [law for law in (draft_logits, draft_probs) if law is not None]
+    needed = rule in ("without_replacement", "independent")
+    expect(len(laws) == needed, "draft_probs", f"{len(laws)} draft laws", f"{int(needed)} for rule {rule!r}")
+    for argument, law in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
+        if law is not None:
+            array(argument, law, (batch, rows, target_logits.shape[2]), FLOATS)
+    sampling(batch, temperature, top_k, top_p, min_p)
+    return batch, rows, vocab_size
