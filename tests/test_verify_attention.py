@@ -31,7 +31,16 @@ def test_two_cores_agree_with_the_reference(case, lnc):
     [
         {"batch": 1, "slots": 8193, "rows": 8, "group": 8, "head_dim": 128, "dtype": BFLOAT16, "cache_layout": "BHDS"},
         {"batch": 3, "slots": 4200, "group": 8, "rows": 8, "seq_lens": [4192, 700, 2048]},  # long and short sequences
-        {"batch": 2, "slots": 4200, "group": 3, "rows": 4, "sinks": True, "sliding_window": 3000, "fp8": True},
+        {
+            "batch": 2,
+            "slots": 4200,
+            "group": 3,
+            "rows": 4,
+            "sinks": True,
+            "sliding_window": 3000,
+            "fp8": True,
+            "dtype": BFLOAT16,
+        },
         {"batch": 9, "slots": 4200, "rows": 2, "head_dim": 16, "sinks": True},  # both in runtime loops
         {"batch": 2, "rows": 64, "group": 8, "tree": True, "draft_lens": [63, 40], "dtype": BFLOAT16},
         {"batch": 9, "rows": 9, "slots": 300, "tree": True, "sliding_window": 4, "head_dim": 16},
