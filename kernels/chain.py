@@ -182,11 +182,12 @@ def store_int(output, first, repeated, values):
         )
 
 
-def store_chain(outputs, first, repeated, tokens, accepted, emitted, active, good, invalid, row_number):
+def store_acceptance(outputs, first, repeated, tokens, path, accepted, emitted, active, good, invalid, row_number):
     """Accepted drafts, then the emitted token, then -1; nothing but -1 in slots that are not active.
 
     Args:
-        tokens, row_number: [1, B, T].
+        tokens, path: [1, B, T], the accepted drafts' ids, and the rows kept from the root on.
+        row_number: [1, B, T].
         accepted, emitted, active, good, invalid: [1, B]; what inactive slots hold is not looked at.
     """
     out_tokens, out_accepted, out_path, out_invalid = outputs
@@ -202,12 +203,7 @@ def store_chain(outputs, first, repeated, tokens, accepted, emitted, active, goo
     kept = select(before, tokens, -1.0)
     store_int(out_tokens, first, repeated, select(at, over_rows(emitted, rows), kept))
 
-    # (row + 1) * counts - 1: the row itself where it counts, -1 elsewhere.
-    counts = tensor_tensor(before, at, nl.add)
-    path = floats(tokens.shape)
-    nisa.scalar_tensor_tensor(dst=path, data=row_number, op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=counts)
-    nisa.tensor_scalar(dst=path, data=path, op0=nl.subtract, operand0=1.0)
-    store_int(out_path, first, repeated, path)
+    store_int(out_path, first, repeated, select(tensor_tensor(before, at, nl.add), path, -1.0))
 
     # invalid where active, 1 where the sequence's own values are bad.
     flagged = tensor_tensor(invalid, active, nl.multiply)

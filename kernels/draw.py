@@ -15,29 +15,30 @@ PSUM_COLUMNS = 512  # fp32 values of a bank, the most one matmul writes
 BELOW_ONE = 1.0 - 2.0**-23  # times a total: the largest usable target of an inverse CDF, below every fp32 total
 
 
-def draw(residual_masses, target_masses, residual_groups, target_groups, residual, uniforms, first, vocab_size):
+def load_uniforms(uniforms, first, count):
+    """[B, 2]: the last two columns of `uniforms` [B, T + 1], which draw the group and the id."""
+    columns = uniforms.shape[1]
+    uniform = floats((count, 2))
+    nisa.dma_copy(dst=uniform, src=uniforms[first : first + count, columns - 2 : columns])
+    return uniform
+
+
+def draw(laws, uniform, vocab_size):
     """[B, 1]: one id a sequence, first its group, then the id inside it.
 
     Args:
-        residual_masses, target_masses: [128, B, width] fp32, the masses of the ids; the first counts where `residual`
-            [1, B] is set and it is not zero everywhere (only rounding can make it so), else the second.
-        residual_groups, target_groups: [B, 128], their sums over the lanes.
-        uniforms: [B, T + 1], the last two columns count.
+        laws: (masses, groups, use) tuples, of which `use` [B, 1] flags one a sequence: masses [128, B, size] fp32 of
+            the ids, all finite, and their sums over the lanes [B, 128].
+        uniform: [B, 2], for the group and for the id.
     """
-    _, count, _ = target_masses.shape
+    count = uniform.shape[0]
     size = group_size(vocab_size)
-    last_column = uniforms.shape[1]
-    uniform = floats((count, 2))
-    nisa.dma_copy(dst=uniform, src=uniforms[first : first + count, last_column - 2 : last_column])
-
-    total = floats((count, 1))
-    nisa.tensor_reduce(dst=total, op=nl.add, data=residual_groups, axis=1)
-    use_residual = tensor_scalar(total, nl.greater, 0.0, nl.multiply, transpose(residual))
-    use_target = tensor_scalar(use_residual, nl.multiply, -1.0, nl.add, 1.0)
-    groups = tensor_scalar(residual_groups, nl.multiply, use_residual)
-    nisa.scalar_tensor_tensor(
-        dst=groups, data=target_groups, op0=nl.multiply, operand0=use_target, op1=nl.add, operand1=groups
-    )
+    groups = floats((count, NUM_GROUPS))
+    nisa.memset(dst=groups, value=0.0)
+    for _, law_groups, use in laws:
+        nisa.scalar_tensor_tensor(
+            dst=groups, data=law_groups, op0=nl.multiply, operand0=use, op1=nl.add, operand1=groups
+        )
     group = inverse_cdf(groups, uniform[:, 0:1])
 
     # The chosen group's masses of every sequence, [B, size]: a product with one-hot columns, column b of the b-th
@@ -46,7 +47,7 @@ def draw(residual_masses, target_masses, residual_groups, target_groups, residua
     numbers = floats((count, NUM_GROUPS))
     nisa.iota(dst=numbers, pattern=[[1, NUM_GROUPS]], offset=0, channel_multiplier=0)
     pickers = []
-    for use in (use_residual, use_target):
+    for _, _, use in laws:
         chosen = transpose(tensor_scalar(numbers, nl.equal, group, nl.multiply, use))
         picker = floats((NUM_GROUPS, count, count))
         nisa.memset(dst=picker, value=0.0)
@@ -57,12 +58,11 @@ def draw(residual_masses, target_masses, residual_groups, target_groups, residua
         stop = min(start + PSUM_COLUMNS, size)
         picked = nl.ndarray((count, stop - start), dtype=nl.float32, buffer=nl.psum)
         for sequence in range(count):
-            for law in range(2):
-                source = residual_masses if law == 0 else target_masses
+            for law in range(len(laws)):
                 nisa.nc_matmul(
                     dst=picked,
                     stationary=pickers[law][:, sequence],
-                    moving=source[:, sequence, start:stop],
+                    moving=laws[law][0][:, sequence, start:stop],
                     accumulate=sequence + law > 0,
                 )
         nisa.tensor_copy(dst=masses[:, start:stop], src=picked)

@@ -14,7 +14,7 @@ from .chain import (
     proposed,
     row_numbers,
     sequence_chunks,
-    store_chain,
+    store_acceptance,
     to_rows,
     usable,
 )
@@ -83,4 +83,4 @@ def verify_chunk(outputs, first, count, repeated, draft_tokens, target_logits, d
     emitted = floats((1, count))
     nisa.tensor_copy(dst=emitted, src=last[:, 0])
     replace_spoiled(emitted, spoiled, accepted, first, target_logits, vocab_size, partition_ids)
-    store_chain(outputs, first, repeated, tokens, accepted, emitted, active, good, spoiled, row_number)
+    store_acceptance(outputs, first, repeated, tokens, row_number, accepted, emitted, active, good, spoiled, row_number)

@@ -13,7 +13,6 @@ from .chain import (
     allocate_outputs,
     at_row,
     leading_count,
-    load_sequences,
     load_tokens,
     over_rows,
     proposed,
@@ -21,11 +20,10 @@ from .chain import (
     row_numbers,
     select,
     sequence_chunks,
-    store_chain,
+    store_acceptance,
     to_int,
-    usable,
 )
-from .draw import draw
+from .draw import draw, load_uniforms
 from .row_facts import (
     BEST,
     DRAFT_OK,
@@ -39,10 +37,11 @@ from .row_facts import (
     TARGET_TOTAL,
     TOKEN,
     accepted_rows,
+    load_parameters,
     row_facts,
 )
 from .statistics import replace_spoiled
-from .truncation import PARAMETERS, clear_below, row_parameters
+from .truncation import clear_below
 from .vocabulary import (
     FILL,
     NUM_GROUPS,
@@ -143,34 +142,12 @@ def verify_chunk(
     vocab_size,
 ):
     _, rows, _ = target_logits.shape
-    drafts = rows - 1
     partition_ids = first_ids(vocab_size)
     row_number = row_numbers(count, rows)
     tokens = load_tokens(draft_tokens, first, count, rows)
-    lens = load_sequences(draft_lens, first, count)
-    heat = load_sequences(temperature, first, count)
-    good, active = usable(lens, drafts)
-    heat_ok = tensor_scalar(heat, nl.greater_equal, 0.0)
-    nisa.tensor_tensor(dst=good, data1=good, data2=heat_ok, op=nl.multiply)
-    nisa.tensor_tensor(dst=active, data1=active, data2=heat_ok, op=nl.multiply)
-
-    # Greedy rows take their statistics at temperature 1; only whether they are numbers counts.
-    greedy = tensor_scalar(heat, nl.equal, 0.0)
-    scale = tensor_tensor(heat, greedy, nl.add)
-    limits = []
-    if cut:
-        parameters = row_parameters(
-            load_sequences(top_k, first, count),
-            load_sequences(top_p, first, count),
-            load_sequences(min_p, first, count),
-            scale,
-            rows,
-            vocab_size,
-        )
-        for kind in range(PARAMETERS):
-            limits.append(spread(transpose(parameters[:, kind].reshape((1, count * rows)))))
-    nisa.reciprocal(dst=scale, data=scale)
-
+    lens, good, active, greedy, scale, limits = load_parameters(
+        draft_lens, temperature, top_k, top_p, min_p, first, count, rows, cut, vocab_size
+    )
     has_draft = proposed(tokens, lens, row_number, vocab_size)
     facts = row_facts(
         tokens,
@@ -233,7 +210,7 @@ def verify_chunk(
     )
     by_law = tensor_tensor(has_law, sampled, nl.multiply)
     emitted = select(by_law, drawn, best)
-    store_chain(outputs, first, repeated, tokens, accepted, emitted, active, good, invalid, row_number)
+    store_acceptance(outputs, first, repeated, tokens, row_number, accepted, emitted, active, good, invalid, row_number)
 
 
 def drawn_tokens(
@@ -350,14 +327,11 @@ def drawn_tokens(
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
 
-    drawn = draw(
-        residual_masses,
-        target_masses,
-        transpose(lanes[:, 0]),
-        transpose(lanes[:, 1]),
-        residual,
-        uniforms,
-        first,
-        vocab_size,
-    )
-    return transpose(drawn)
+    residual_groups, target_groups = transpose(lanes[:, 0]), transpose(lanes[:, 1])
+    # A residual is zero everywhere only by rounding: then the target's own law.
+    total = floats((count, 1))
+    nisa.tensor_reduce(dst=total, op=nl.add, data=residual_groups, axis=1)
+    use_residual = tensor_scalar(total, nl.greater, 0.0, nl.multiply, transpose(residual))
+    use_target = tensor_scalar(use_residual, nl.multiply, -1.0, nl.add, 1.0)
+    laws = [(residual_masses, residual_groups, use_residual), (target_masses, target_groups, use_target)]
+    return transpose(draw(laws, load_uniforms(uniforms, first, count), vocab_size))

@@ -3,9 +3,10 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import over_rows, to_columns, to_rows
+from .chain import load_sequences, over_rows, to_columns, to_rows, usable
 from .statistics import combine_lanes, entry_at, first_of_largest, kept_mass, lane_statistics
-from .vocabulary import floats, spread, tensor_tensor
+from .truncation import PARAMETERS, row_parameters
+from .vocabulary import floats, spread, tensor_scalar, tensor_tensor, transpose
 
 # One fact is [B, T]. Peaks, totals and thresholds give a row's law: exp((x - peak) / T) / total, for x not below the
 # threshold. TEST is the token rule's comparison, RATIO target / draft at the draft, BEST the target's best id.
@@ -130,3 +131,35 @@ def accepted_rows(facts, greedy):
     nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, TARGET_OK], op=nl.multiply)
     nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, HAS_DRAFT], op=nl.multiply)
     return accept
+
+
+def load_parameters(draft_lens, temperature, top_k, top_p, min_p, first, count, rows, cut, vocab_size):
+    """A chunk's per-sequence values.
+
+    Returns:
+        draft_lens, good, active, greedy, 1 / T, all [1, B], where good flags values in their range, active those of
+        them that are no empty slots; and the limits of `row_facts`. Greedy rows take their statistics at temperature
+        1, since only their best id counts and whether they have a law.
+    """
+    lens = load_sequences(draft_lens, first, count)
+    heat = load_sequences(temperature, first, count)
+    good, active = usable(lens, rows - 1)
+    heat_ok = tensor_scalar(heat, nl.greater_equal, 0.0)
+    nisa.tensor_tensor(dst=good, data1=good, data2=heat_ok, op=nl.multiply)
+    nisa.tensor_tensor(dst=active, data1=active, data2=heat_ok, op=nl.multiply)
+    greedy = tensor_scalar(heat, nl.equal, 0.0)
+    scale = tensor_tensor(heat, greedy, nl.add)
+    limits = []
+    if cut:
+        parameters = row_parameters(
+            load_sequences(top_k, first, count),
+            load_sequences(top_p, first, count),
+            load_sequences(min_p, first, count),
+            scale,
+            rows,
+            vocab_size,
+        )
+        for kind in range(PARAMETERS):
+            limits.append(spread(transpose(parameters[:, kind].reshape((1, count * rows)))))
+    nisa.reciprocal(dst=scale, data=scale)
+    return lens, good, active, greedy, scale, limits
