@@ -93,7 +93,10 @@ class Instruction:
 class Call:
     """One instruction of a program with its arguments; arguments are also attributes (`call.dst`)."""
 
-    __slots__ = ("args", "core", "depends", "engine", "index", "instruction", "loop", "note", "region", "source")
+    __slots__ = (
+        "args", "core", "depends", "engine", "index", "instruction", "loop", "note", "offsets", "operands", "region",
+        "source",
+    )  # fmt: skip
 
     def __init__(self, instruction: Instruction, args: dict, tracer, source: str):
         self.instruction = instruction
@@ -106,6 +109,9 @@ class Call:
         self.region = tracer.region  # the no_reorder block it stands in
         self.depends = []
         self.note = lambda text: tracer.note(f"nisa.{instruction.name}: {text}", source)
+        # Every pass over a program asks for these.
+        self.operands = tuple(self._operands())
+        self.offsets = tuple(self._offsets())
 
     def __getattr__(self, name):
         try:
@@ -113,8 +119,15 @@ class Call:
         except KeyError:
             raise AttributeError(f"{self.instruction!r} has no argument {name!r}") from None
 
-    def tensors(self) -> Iterator[tuple]:
+    def tensors(self) -> tuple[tuple, ...]:
         """(parameter, tensor, "read" | "write") for every tensor operand, reads first (offsets: `indices`)."""
+        return self.operands
+
+    def indices(self) -> tuple[tuple, ...]:
+        """(parameter, offset tensor) of every dynamically addressed operand whose offset lies in memory."""
+        return self.offsets
+
+    def _operands(self) -> Iterator[tuple]:
         for names, access in ((self.instruction.reads, "read"), (self.instruction.writes, "write")):
             for name in names:
                 value = self.args[name]
@@ -122,9 +135,8 @@ class Call:
                     if getattr(tensor, "storage", None) is not None:
                         yield name, tensor, access
 
-    def indices(self) -> Iterator[tuple]:
-        """(parameter, offset tensor) of every dynamically addressed operand whose offset lies in memory."""
-        for name, tensor, _ in self.tensors():
+    def _offsets(self) -> Iterator[tuple]:
+        for name, tensor, _ in self.operands:
             for offset in (tensor.scalar_offset, tensor.vector_offset):
                 if getattr(offset, "storage", None) is not None:
                     yield name, offset
