@@ -15,6 +15,7 @@ from .numerics import f32, store
 from .rules import is_tensor
 
 _SHUFFLE_KEEP = 255
+_TRANSPOSE_ALIGNMENT = 32
 
 
 # DMA -----------------------------------------------------------------------------------------------------------------
@@ -119,7 +120,7 @@ def _check_dma_transpose(call: Call) -> None:
     elif call.dge_mode not in (dge_modes.unknown, dge_modes.hwdge):
         raise Refusal("a direct transpose takes dge_mode unknown or hwdge", dge_mode=call.dge_mode.name)
     elif call.dge_mode == dge_modes.hwdge:
-        _two_byte_rows(call)
+        _check_generated_transpose(call)
         first = src.shape[0]
         if src.ndim == 2 and first != 16:
             raise Refusal("hwdge: a 2-dimensional src has 16 rows", shape=src.shape)
@@ -128,18 +129,25 @@ def _check_dma_transpose(call: Call) -> None:
                           shape=src.shape)  # fmt: skip
 
 
-def _two_byte_rows(call: Call) -> None:
-    if call.src.dtype.itemsize != 2:
-        raise Refusal("this transpose takes 2-byte dtypes only", dtype=call.src.dtype)
-    if call.src.shape[-1] > 128:
-        raise Refusal("this transpose takes src.shape[-1] <= 128", shape=call.src.shape)
+def _check_generated_transpose(call: Call) -> None:
+    """What a transpose needs whose descriptors are generated, by hardware or software."""
+    dst, src = call.dst, call.src
+    if src.dtype.itemsize != 2:
+        raise Refusal("this transpose takes 2-byte dtypes only", dtype=src.dtype)
+    if src.shape[-1] > 128:
+        raise Refusal("this transpose takes src.shape[-1] <= 128", shape=src.shape)
+    start = dst.offset % dst.partition_elements
+    steps = [stride for stride, count in dst.pattern[1:-1] if count > 1]
+    if any(elements * dst.dtype.itemsize % _TRANSPOSE_ALIGNMENT for elements in (start, *steps)):
+        raise Refusal("dst of this transpose starts and steps in multiples of 32 bytes (BIR155)", start=start,
+                      steps=steps, dtype=dst.dtype)  # fmt: skip
 
 
 def _check_indirect_transpose(call: Call) -> None:
     src, index = call.src, call.src.vector_offset
     if call.dge_mode not in (dge_modes.unknown, dge_modes.swdge):
         raise Refusal("an indirect transpose takes dge_mode unknown or swdge", dge_mode=call.dge_mode.name)
-    _two_byte_rows(call)
+    _check_generated_transpose(call)
     if src.ndim == 4 and 1 not in (src.shape[1], src.shape[2]):
         raise Refusal("an indirect transpose of 4 dimensions has src.shape[1] or src.shape[2] equal to 1",
                       shape=src.shape)  # fmt: skip

@@ -248,6 +248,14 @@ def indirect_transpose(x, half, index, wrong):
     return stored(tile)
 
 
+@row("9 alignment of a transpose", r"starts and steps in multiples of 32 bytes \(BIR155\).*start=8", HALF, INDEX)
+def transposed_alignment(x, index, wrong):
+    tile, start = new((64, 160), nl.bfloat16), 8 if wrong else 16
+    gathered = x.ap([[64, 128], [1, 64]], vector_offset=nl.load(index))
+    nisa.dma_transpose(tile[:, start : start + 128], gathered)
+    return stored(tile[:, start : start + 128])
+
+
 @row("9 scales of dma_compute", r"dma_compute: scales must be 1.0.*scales=\[1.0, 0.5\]", X)
 def dma_scales(x, wrong):
     tile = new()
