@@ -93,9 +93,6 @@ def tensor_partition_reduce(dst, op, data, name=None):
         store(dst, op.reduce(f32(data), 0))
 
 
-# Gathers -------------------------------------------------------------------------------------------------------------
-
-
 def _check_local_gather(call: Call) -> None:
     rules.tensor_operand(call, "dst", "src_buffer", "index")
     rules.buffer_in(call, "sbuf", "dst", "src_buffer", "index")
@@ -151,9 +148,7 @@ def _check_n_gather(call: Call) -> None:
         raise Refusal("data and dst must have the same number of partitions", data=call.data.shape, dst=call.dst.shape)
 
 
-@instruction(
-    writes="dst", reads="data indices", engine=engines.gpsimd, check=_check_n_gather, cycles=cycles.n_gather
-)
+@instruction(writes="dst", reads="data indices", engine=engines.gpsimd, check=_check_n_gather, cycles=cycles.n_gather)
 def nc_n_gather(dst, data, indices, name=None):
     """dst[p, i] = data[p, indices[p, i]], data's free dimensions flattened."""
     rows = data.shape[0]

@@ -18,9 +18,6 @@ _SHUFFLE_KEEP = 255
 _TRANSPOSE_ALIGNMENT = 32
 
 
-# DMA -----------------------------------------------------------------------------------------------------------------
-
-
 def _check_dma(call: Call, *tensors) -> None:
     if call.args.get("priority") is not None:
         raise Refusal("priority needs NeuronCore-v4 (trn3)", priority=call.priority)
@@ -221,9 +218,6 @@ def dma_compute(dst, srcs, reduce_op, scales=None, unique_indices=True, oob_mode
     store(dst, total)
 
 
-# On-chip copies ------------------------------------------------------------------------------------------------------
-
-
 def _copy_engine(call: Call) -> engines:
     return engines.vector if call.args["engine"] == engines.unknown else call.args["engine"]
 
@@ -296,9 +290,6 @@ def memset(dst, value, engine=engines.unknown, name=None):
         dst[...] = value
     else:
         store(dst, np.float32(value))
-
-
-# Cross-partition -----------------------------------------------------------------------------------------------------
 
 
 def _check_stream_shuffle(call: Call) -> None:

@@ -24,9 +24,6 @@ def _check_unary(call: Call, op: Operator, operand: str) -> None:
         raise Refusal(f"{operand} must be None or 0 with the unary {op!r}", given=call.args[operand])
 
 
-# tensor_tensor -------------------------------------------------------------------------------------------------------
-
-
 def _tensor_tensor_engine(call: Call) -> engines:
     """Exact 32-bit integers run on GpSimd, unless an operand is in PSUM or the caller asks for Vector."""
     if call.op is OPERATORS["power"]:
@@ -80,9 +77,6 @@ def tensor_tensor(dst, data1, data2, op, engine=engines.unknown, name=None):
 def store_bits(dst: np.ndarray, value: np.ndarray) -> None:
     """Integers into integers, low bits kept."""
     dst[...] = like(value, dst).astype(dst.dtype)
-
-
-# tensor_scalar -------------------------------------------------------------------------------------------------------
 
 
 def _tensor_scalar_engine(call: Call) -> engines:
@@ -160,9 +154,6 @@ def _bits(operand, data: np.ndarray) -> np.ndarray:
     return values.reshape(-1, *(1,) * (data.ndim - 1)) if values.ndim else values
 
 
-# scalar_tensor_tensor ------------------------------------------------------------------------------------------------
-
-
 def _check_scalar_tensor_tensor(call: Call) -> None:
     rules.same_shape(call, "dst", "data", "operand1")
     rules.one_in_psum(call, "data", "operand1")
@@ -183,9 +174,6 @@ def scalar_tensor_tensor(dst, data, op0, operand0, op1, operand1, reverse0=False
     """dst = (data op0 operand0) op1 operand1 in float32, operand0 a number or a [P, 1] vector, operand1 a tile."""
     value = op0.apply(f32(data), column(operand0, data), reverse0)
     store(dst, op1.apply(value, f32(like(operand1, data)), reverse1))
-
-
-# Reductions ----------------------------------------------------------------------------------------------------------
 
 
 def _check_tensor_scalar_reduce(call: Call) -> None:
@@ -267,9 +255,6 @@ def tensor_reduce(dst, op, data, axis, negate=False, keepdims=False, name=None):
     store(dst, -total if negate else total)
 
 
-# Scans ---------------------------------------------------------------------------------------------------------------
-
-
 def _check_cumulative(call: Call) -> None:
     rules.same_shape(call, "dst", "src")
     for name in ("dst", "src"):
@@ -345,9 +330,6 @@ def _check_reciprocal(call: Call) -> None:
 def reciprocal(dst, data, name=None):
     """dst = 1 / data in float32."""
     store(dst, np.float32(1) / f32(data))
-
-
-# Batch statistics ----------------------------------------------------------------------------------------------------
 
 
 def _check_bn_stats(call: Call) -> None:

@@ -46,10 +46,6 @@ class Operator:
         return f"nl.{self.name}"
 
     @property
-    def is_comparison(self) -> bool:
-        return self.name in _COMPARISONS
-
-    @property
     def is_reduction(self) -> bool:
         return self.identity is not None
 
@@ -84,7 +80,6 @@ class Operator:
 
 _UFUNCS = {np.add, np.multiply, np.maximum, np.minimum, np.bitwise_and, np.bitwise_or, np.bitwise_xor}
 _LOGICAL = {"logical_and": np.logical_and, "logical_or": np.logical_or, "logical_xor": np.logical_xor}
-_COMPARISONS = {"equal", "not_equal", "greater", "greater_equal", "less", "less_equal"}
 
 _HALF_SQRT = np.float32(math.sqrt(0.5))
 _INVERSE_SQRT_2PI = np.float32(1 / math.sqrt(2 * math.pi))

@@ -34,13 +34,6 @@ def is_number(value) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def free_shape(tensor) -> tuple[int, ...]:
-    return tuple(tensor.shape[1:])
-
-
-# Rules of every compute instruction ----------------------------------------------------------------------------------
-
-
 @operand_rule
 def compute_operands(call: Call) -> None:
     """What holds for all tensors of an instruction of the Tensor, Vector, Scalar and GpSimd engines."""
@@ -163,9 +156,6 @@ def _free_bytes(tensor) -> np.ndarray:
         offsets = (offsets[:, None] + stride * np.arange(count)).ravel()
     starts = (offsets + tensor.offset) * tensor.dtype.itemsize % row
     return (starts[:, None] + np.arange(tensor.dtype.itemsize)).ravel()
-
-
-# Rules that instructions ask for -------------------------------------------------------------------------------------
 
 
 def tensor_operand(call: Call, *names: str) -> None:
