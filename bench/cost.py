@@ -170,6 +170,15 @@ def lines_text(case: Case, lnc: int, count: int) -> str:
     return f"{case.name} lnc {lnc}\n{Table(['engine', 'instruction', 'line', 'executed', 'us'], rows)}"
 
 
+def path_text(case: Case, lnc: int) -> str:
+    """The schedule of a case and what its makespan consists of."""
+    texts = []
+    for program in programs_of(case, lnc):
+        planned = schedule(program)
+        texts.append(f"{case.name}\n{planned.text()}\n{planned.path_text()}")
+    return "\n".join(texts)
+
+
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         "python -m draft_verify.bench cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -186,6 +195,7 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument(
         "--lines", type=int, metavar="N", help="show the N costliest source lines of each engine instead"
     )
+    result.add_argument("--path", action="store_true", help="show the critical path of each schedule instead")
     result.add_argument("--trace", type=Path, metavar="DIR", help="write each schedule there, for ui.perfetto.dev")
     return result
 
@@ -195,6 +205,9 @@ def main(argv: list[str] | None = None) -> int:
     chosen = [c for c in cases(arguments.quick) if not arguments.operation or c.operation in arguments.operation]
     chosen = [case for case in chosen if not arguments.only or arguments.only in case.name]
     lncs = arguments.lnc or [1, 2]
+    if arguments.path:
+        print("\n\n".join(path_text(case, lnc) for case in chosen for lnc in lncs))
+        return 0
     if arguments.lines:
         print("\n\n".join(lines_text(case, lnc, arguments.lines) for case in chosen for lnc in lncs))
         return 0

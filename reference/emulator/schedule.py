@@ -9,8 +9,10 @@ it takes. The launch of the kernel itself is not counted.
 from __future__ import annotations
 
 import bisect
+import itertools
 import json
 import math
+import os
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
@@ -83,12 +85,25 @@ class Schedule:
         seconds: Counter = Counter()
         previous = 0.0
         for span in self.critical_path():
-            lane = "dma" if span.lane.startswith("dma") else span.lane
+            lane = _where(span)[0]
             seconds["waiting"] += max(0.0, span.start - previous)
             seconds[lane] += span.end - max(span.start, previous) if span.end > previous else 0.0
             previous = max(previous, span.end)
         seconds["waiting"] += self.makespan - previous
         return dict(seconds)
+
+    def path_text(self) -> str:
+        """The critical path, one line for each stretch of one source line: what to make shorter, or start earlier."""
+        lines = ["      start    waited      busy   times  where"]
+        previous = 0.0
+        for (lane, source, name), group in itertools.groupby(self.critical_path(), _where):
+            spans = list(group)
+            busy = sum(span.end - span.start for span in spans)
+            waited = max(0.0, spans[-1].end - previous - busy)
+            figures = f"{spans[0].start * 1e6:11.2f}{waited * 1e6:10.2f}{busy * 1e6:10.2f}{len(spans):8}"
+            lines.append(f"{figures}  {lane} {name} {source}")
+            previous = spans[-1].end
+        return "\n".join(lines)
 
     def text(self) -> str:
         """Makespan, use of each engine, and what the critical path consists of."""
@@ -133,6 +148,11 @@ class Schedule:
         """Writes `trace()` as JSON, to be opened in https://ui.perfetto.dev or chrome://tracing."""
         with open(path, "w") as file:
             json.dump(self.trace(), file)
+
+
+def _where(span: Span) -> tuple[str, str, str]:
+    lane = "dma" if span.lane.startswith("dma") else span.lane
+    return lane, os.path.basename(span.call.source), span.call.instruction.name
 
 
 def _lane_order(lane: str) -> tuple:
@@ -394,7 +414,8 @@ class _Core:
     def _dma(self, call: Call) -> None:
         moved = self.transfers.get(id(call))
         if moved is None:
-            moved = self.transfers[id(call)] = transfer(call, self.machine)
+            moved = transfer(call, self.machine, self.program.share_moved(call))
+            self.transfers[id(call)] = moved
         trigger, cause = self._ready(call)
         begin, before = self.free["sync"]
         if call.loop is not None and begin > trigger:

@@ -251,6 +251,20 @@ def test_the_critical_path_accounts_for_the_makespan(steps):
     assert sum(schedule.critical_time().values()) == pytest.approx(schedule.makespan)
 
 
+def test_the_path_is_listed_by_source_line():
+    def body(tile):
+        for _ in range(3):
+            nisa.activation(tile, nl.exp, tile)
+
+    schedule = schedule_of(body)
+    lines = schedule.path_text().splitlines()[1:]
+    assert [line.split()[4:6] for line in lines] == [["dma", "dma_copy"], ["scalar", "activation"], ["dma", "dma_copy"]]
+    _, _, busy, times = map(float, lines[1].split()[:4])
+    assert (busy, times) == (pytest.approx(3 * 2048 / 1.2e3, abs=0.01), 3)
+    total = sum(float(figure) for line in lines for figure in line.split()[1:3])
+    assert total * 1e-6 == pytest.approx(schedule.critical_path()[-1].end, abs=0.05e-6)
+
+
 def test_the_trace_opens_in_perfetto(tmp_path):
     schedule = schedule_of(lambda tile: nisa.activation(tile, nl.exp, tile))
     schedule.save(tmp_path / "trace.json")
