@@ -192,7 +192,7 @@ def lines(program: Program, core: int = 0, machine: Machine = trn2) -> list[Line
     found: dict[tuple[str, str, str], list[float]] = {}
     for call, times in executed(program, program.cores[core]):
         if call.engine.name == "dma":
-            seconds = transfer(call, machine).engine_seconds / machine.dma_engines
+            seconds = transfer(call, machine, program.share_moved(call)).engine_seconds / machine.dma_engines
         elif call.instruction.cycles is None:
             continue
         else:
