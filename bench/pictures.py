@@ -17,11 +17,11 @@ DPI = 150
 # From dark to light, so that they keep their order in grey; each with a marker, a line and a hatch of its own.
 SERIES = [
     ("#0b2545", "o", "-", ""),
-    ("#b23a0e", "s", "--", "//"),
-    ("#3f8fc4", "^", "-.", ".."),
-    ("#e8a33d", "D", ":", "xx"),
-    ("#a9d08e", "v", (0, (5, 1, 1, 1, 1, 1)), "\\\\"),
-    ("#d9d9d9", "P", (0, (8, 3)), "oo"),
+    ("#a8330a", "s", "--", "//"),
+    ("#3a88be", "^", "-.", ".."),
+    ("#dd9a34", "D", ":", "xx"),
+    ("#a6d68c", "v", (0, (5, 1, 1, 1, 1, 1)), "\\\\"),
+    ("#e4e4e4", "P", (0, (8, 3)), "oo"),
 ]
 STYLE = {
     "font.size": 15,
