@@ -1,8 +1,9 @@
 """What each instruction may rely on having been written: an abstract run of the program in program order.
 
 A read of what was never written is refused (the verifier's BIR182), or noted where the tile is written in part. An
-accumulation into what no matmul started is refused (nc_matmul), and `accumulate=None` is resolved. A loop whose trip count is not known while
-tracing may run no iteration: what its body writes does not count after it on chip, and is followed at run time in HBM.
+accumulation into what no matmul started is refused (nc_matmul), and `accumulate=None` is resolved. A loop whose trip
+count is not known while tracing may run no iteration: what its body writes does not count after it on chip, and is
+followed at run time in HBM.
 """
 
 from __future__ import annotations
@@ -41,6 +42,18 @@ def check(program: Program) -> None:
     for storage in program.inputs:
         if storage.mutable and not storage.written:
             raise Refusal("an argument annotated nt.mutable_tensor is never written", argument=storage.name)
+    for block in program.cores:
+        _note_unread(block)
+
+
+def _note_unread(block: Block) -> None:
+    """Notes tiles that are written and never read (BIR293); an instruction may have one result that nobody wants."""
+    read = {storage for call in block.calls() for storage in call.storages("read")}
+    for call in block.calls():
+        written = set(call.storages("write"))
+        if written and all(storage.on_chip and storage not in read for storage in written):
+            call.note(f"nothing reads {', '.join(storage.name for storage in written)}, which it writes (BIR293)")
+            read |= written  # one note a tile
 
 
 def may_leave_untouched(call: Call, tensor: NkiTensor) -> bool:

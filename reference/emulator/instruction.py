@@ -141,12 +141,14 @@ class Call:
                 if getattr(offset, "storage", None) is not None:
                     yield name, offset
 
-    def storages(self) -> Iterator:
-        """Every storage that the call reads or writes, offsets included."""
-        for _, tensor, _ in self.tensors():
-            yield tensor.storage
-        for _, offset in self.indices():
-            yield offset.storage
+    def storages(self, access: str | None = None) -> Iterator:
+        """Every storage that the call reads or writes, or only one of these; offsets are read."""
+        for _, tensor, how in self.tensors():
+            if access in (None, how):
+                yield tensor.storage
+        if access != "write":
+            for _, offset in self.indices():
+                yield offset.storage
 
     @property
     def cycles(self) -> float | None:

@@ -207,6 +207,13 @@ def written_in_loop(x, count, wrong):
     return stored(tile)
 
 
+@row("4 tile never read", "memset: nothing reads t1, which it writes", X)
+def unread_tile(x, wrong):
+    unread = nl.zeros((128, 64), nl.float32)
+    tile = nl.load(x)
+    return stored(tile if wrong else nl.add(tile, unread))
+
+
 @row("4 output not fully written", r"an output is not fully written.*first_missing=\(64, 0\)", X)
 def partial_output(x, wrong):
     out = output()
