@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import prod
 
 from . import context, dtypes, views
@@ -41,7 +42,7 @@ class Storage:
     def on_chip(self) -> bool:
         return self.buffer in ("sbuf", "psum")
 
-    @property
+    @cached_property
     def size(self) -> int:
         return prod(self.shape)
 
@@ -49,7 +50,7 @@ class Storage:
     def nbytes(self) -> int:
         return self.size * self.dtype.itemsize
 
-    @property
+    @cached_property
     def partition_bytes(self) -> int:
         """Bytes in each partition, on chip."""
         return prod(self.shape[1:]) * self.dtype.itemsize
