@@ -89,9 +89,6 @@ def verify_attention(
     if backend == "reference":
         return reference(query, key, value, key_cache, value_cache, seq_lens, return_lse=return_lse, **options)
 
-    for argument in ("block_table", "ring"):
-        if options[argument] not in (None, False):
-            raise NotImplementedError(f"verify_attention: the kernel does not take {argument} yet; the reference does")
     rows, head_dim = query.shape[2:]
     if draft_lens is None:
         draft_lens = full_like_lengths(seq_lens, rows - 1)
@@ -113,11 +110,13 @@ def verify_attention(
         value_cache,
         lengths,
         tree,
+        block_table,
         sinks,
         *scales,
         cache_layout,
         float(head_dim**-0.5 if scale is None else scale),
         sliding_window or 0,
+        ring,
         float(softcap or 0.0),
         return_lse,
         backend=backend,

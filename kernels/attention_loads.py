@@ -3,6 +3,7 @@
 import nki.isa as nisa
 import nki.language as nl
 
+from .attention_blocks import load_runs
 from .attention_plan import PSUM_BANK_BYTES, head_parts, psum, tile
 
 # PSUM is emptied by two engines in turn.
@@ -87,8 +88,10 @@ def load_window(shape, rows, key, value, current, padding, inverse_scales):
     return transposed, values
 
 
-def load_slots(shape, chunk, rows, cache, current, index, segment):
-    """A segment of a cache [B, Hkv, S, D] as it lies: [partitions, heads, run, D]."""
+def load_slots(shape, chunk, rows, cache, current, index, segment, places):
+    """A segment of a cache as it lies: [partitions, heads, run, D]; `places` as find_runs leaves them, or None."""
+    if places != None:  # noqa: E711
+        return load_runs(shape, chunk, rows, cache, places[segment])
     head_dim = shape.head_dim
     head_size = shape.slots * head_dim
     first = chunk.first + segment * chunk.partitions * chunk.run
@@ -105,7 +108,7 @@ def load_slots(shape, chunk, rows, cache, current, index, segment):
     return loaded
 
 
-def load_keys(shape, chunk, rows, key_cache, current, segment):
+def load_keys(shape, chunk, rows, key_cache, current, segment, places):
     """A segment's keys, D on partitions: for each part of D a tile [part, heads, partitions, run]."""
     keys = []
     if shape.cache_layout == "BHDS":
@@ -127,7 +130,7 @@ def load_keys(shape, chunk, rows, key_cache, current, segment):
             keys.append(loaded)
         return keys
 
-    slots_first = load_slots(shape, chunk, rows, key_cache, current, current.key_index, segment)
+    slots_first = load_slots(shape, chunk, rows, key_cache, current, current.key_index, segment, places)
     if slots_first.dtype != shape.dtype:
         widened = tile(slots_first.shape, shape.dtype)
         nisa.tensor_copy(dst=widened, src=slots_first, engine=nisa.engine.gpsimd)
@@ -157,7 +160,7 @@ def slots_to_keep(shape, slot, current):
     here = current.end[0 : slot.shape[0]]
     keep = tile(slot.shape, bits_of(shape))
     nisa.tensor_scalar(dst=keep, data=slot, op0=nl.less, operand0=here, op1=nl.multiply, operand1=-1.0)
-    if shape.sliding_window > 0:
+    if shape.sliding_window > 0 or shape.ring:
         nisa.scalar_tensor_tensor(
             dst=keep,
             data=slot,

@@ -30,6 +30,9 @@ class Shape(NamedTuple):
     rows: int  # of one key/value head
     dtype: object  # of the Tensor engine's operands
     cache_layout: str
+    block_size: int  # P; 0 unless paged
+    table_size: int  # M; 0 unless paged
+    ring: bool
     scale: float
     sliding_window: int  # 0 is none
     softcap: float  # 0.0 is none
@@ -119,6 +122,22 @@ def plan_chunk(slots, longest, streams, core, cores):
     return Chunk(
         own, segments, PARTITIONS, run, streams, core * own, cores * own, (slots + cores * own - 1) // (cores * own)
     )
+
+
+def plan_blocks(shape, longest, core, cores):
+    """Passes over whole blocks of a paged cache: as many as fit in `longest` slots a core."""
+    run = LONGEST_RUN
+    while shape.block_size % run > 0:
+        run //= 2
+    blocks = max(1, PARTITIONS * run // shape.block_size)
+    blocks = min(blocks, (shape.table_size + cores - 1) // cores)
+    size = blocks * shape.block_size
+    segments = min(max(1, longest // size), (shape.slots // cores + size - 1) // size)
+    own = max(1, segments) * size
+    step = cores * own
+    # One more where a sliding window begins inside a block.
+    most = (shape.slots + step - 1) // step + 1
+    return Chunk(own, max(1, segments), size // run, run, 1, core * own, step, most)
 
 
 def head_parts(head_dim):

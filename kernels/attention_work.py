@@ -25,7 +25,9 @@ STARTS = 4
 POSITION = 5
 VALUE_OFFSET = 6
 KEY_OFFSET = 7
-COLUMNS = 8
+BLOCK = 8  # entry of the block table for the first slot, among those of all sequences
+COLUMNS = 9
+EVERYWHERE = float(1 << 24)  # past any slot
 
 
 class Pass(NamedTuple):
@@ -43,15 +45,18 @@ class Pass(NamedTuple):
     live_rows: object  # window rows that are no padding; 0 in an empty slot
     starts: object  # 1 for a sequence's first pass, else 0; None if that is known
     position: object  # of window row 0
+    block: object  # entry of the block table for the first slot loaded, among those of all sequences; None unless paged
 
 
 class Lengths(NamedTuple):
-    """fp32 tiles of one shape, an entry a sequence; all zero for an empty slot."""
+    """fp32 tiles of one shape, an entry a sequence; all zero for an empty slot. For a ring, those of one lap of it."""
 
-    cached: object
+    cached: object  # one past the last live slot
     live_rows: object
     position: object  # of row 0, in slots
     oldest: object  # first slot that any row sees
+    base: object  # first slot to load: oldest, or where its block begins
+    block: object  # number of that block in the sequence's table; None unless paged
 
 
 class Work(NamedTuple):
@@ -81,7 +86,8 @@ def load_lengths(shape, lengths, size, pattern):
         nisa.tensor_copy(dst=total, src=cached)
     else:
         nisa.tensor_tensor(dst=total, data1=cached, data2=rows, op=nl.add)
-    nisa.tensor_scalar(dst=good, data=total, op0=nl.less_equal, operand0=float(shape.slots))
+    room = EVERYWHERE if shape.ring else float(shape.slots)
+    nisa.tensor_scalar(dst=good, data=total, op0=nl.less_equal, operand0=room)
     for values, op, bound in (
         (cached, nl.greater_equal, 0.0),
         (rows, nl.greater, 0.0),
@@ -108,24 +114,82 @@ def load_lengths(shape, lengths, size, pattern):
         nisa.tensor_tensor(dst=oldest, data1=oldest, data2=cached, op=nl.minimum)
     else:
         nisa.memset(dst=oldest, value=0.0)
-    return Lengths(cached, rows, position, oldest)
+    if not shape.ring:
+        return [based(shape, cached, rows, position, oldest)]
+    return laps(shape, cached, rows, position, oldest)
+
+
+def laps(shape, cached, rows, position, oldest):
+    """A ring's newer lap, from slot 0 on, then what is left of the lap before it: two Lengths."""
+    size = cached.shape
+    slots = float(shape.slots)
+    kept = tile(size)
+    nisa.tensor_scalar(dst=kept, data=cached, op0=nl.subtract, operand0=slots)
+    nisa.tensor_tensor(dst=kept, data1=kept, data2=oldest, op=nl.maximum)
+    _, turn = whole_steps(cached, shape.slots)
+
+    newer = []
+    older = []
+    for values in (cached, position, kept):
+        here = tile(size)
+        before = tile(size)
+        nisa.tensor_tensor(dst=here, data1=values, data2=turn, op=nl.subtract)
+        nisa.tensor_scalar(dst=before, data=here, op0=nl.add, operand0=slots)
+        newer.append(here)
+        older.append(before)
+    # The older lap ends with the last slot; it has none where the newer one holds all that is seen.
+    nisa.tensor_scalar(dst=newer[2], data=newer[2], op0=nl.maximum, operand0=0.0)
+    nisa.tensor_scalar(dst=older[0], data=older[0], op0=nl.minimum, operand0=slots)
+    nisa.tensor_tensor(dst=older[2], data1=older[2], data2=older[0], op=nl.minimum)
+    return [
+        based(shape, newer[0], rows, newer[1], newer[2]),
+        based(shape, older[0], rows, older[1], older[2]),
+    ]
+
+
+def based(shape, cached, rows, position, oldest):
+    """Lengths with where loading begins."""
+    if shape.block_size == 0:
+        return Lengths(cached, rows, position, oldest, oldest, None)
+    block, base = whole_steps(oldest, shape.block_size)
+    return Lengths(cached, rows, position, oldest, base, block)
+
+
+def whole_steps(values, step):
+    """floor(values / step) and that times step, for fp32 integers; NKI has neither division nor mod."""
+    size = values.shape
+    rounded = tile(size, nl.int32)
+    quotient = tile(size)
+    rest = tile(size)
+    # The int32 quotient may be one off either way; the exact remainder tells.
+    nisa.tensor_scalar(dst=rounded, data=values, op0=nl.multiply, operand0=1.0 / step)
+    nisa.scalar_tensor_tensor(
+        dst=rest, data=rounded, op0=nl.multiply, operand0=-float(step), op1=nl.add, operand1=values
+    )
+    nisa.scalar_tensor_tensor(
+        dst=quotient, data=rest, op0=nl.greater_equal, operand0=float(step), op1=nl.add, operand1=rounded
+    )
+    nisa.tensor_scalar(dst=rest, data=rest, op0=nl.less, operand0=0.0)
+    nisa.tensor_tensor(dst=quotient, data1=quotient, data2=rest, op=nl.subtract)
+    multiple = tile(size)
+    nisa.tensor_scalar(dst=multiple, data=quotient, op0=nl.multiply, operand0=float(step))
+    return quotient, multiple
 
 
 def count_passes(chunk, lengths):
-    """Passes of each sequence, at least one, in fp32."""
+    """Passes over each sequence's live slots, in fp32."""
     size = lengths.cached.shape
     extent = tile(size)
     quotient = tile(size, nl.int32)
     rest = tile(size)
     passes = tile(size)
     # ceil(extent / step): the int32 quotient may have been rounded up or down; the remainder tells.
-    nisa.tensor_tensor(dst=extent, data1=lengths.cached, data2=lengths.oldest, op=nl.subtract)
+    nisa.tensor_tensor(dst=extent, data1=lengths.cached, data2=lengths.base, op=nl.subtract)
     nisa.tensor_scalar(dst=quotient, data=extent, op0=nl.multiply, operand0=1.0 / chunk.step)
     nisa.scalar_tensor_tensor(
         dst=rest, data=quotient, op0=nl.multiply, operand0=-float(chunk.step), op1=nl.add, operand1=extent
     )
     nisa.scalar_tensor_tensor(dst=passes, data=rest, op0=nl.greater, operand0=0.0, op1=nl.add, operand1=quotient)
-    nisa.tensor_scalar(dst=passes, data=passes, op0=nl.maximum, operand0=1.0)
     return passes
 
 
@@ -148,7 +212,7 @@ def chosen_only(passes, chosen):
 
 
 def every_sequence(shape, lengths):
-    """Lengths [128, B] of all sequences, on every partition."""
+    """Lengths [128, B] of all sequences, on every partition; of two laps for a ring."""
     return load_lengths(shape, lengths, (PARTITIONS, shape.batch), [[0, PARTITIONS], [1, shape.batch]])
 
 
@@ -165,100 +229,136 @@ def counters(values):
     return registers
 
 
-def first_pass(shape, chunk, lengths, sequence):
-    """The first pass of a sequence: from slot 0, or from where its sliding window begins."""
+def first_pass(lengths, sequence):
+    """A sequence's first pass where it is known to load from slot 0 on."""
     one = slice(sequence, sequence + 1)
-    if shape.sliding_window == 0:
-        return Pass(
-            sequence,
-            None,
-            None,
-            None,
-            lengths.oldest[:, one],
-            lengths.cached[:, one],
-            lengths.live_rows[:, one],
-            None,
-            lengths.position[:, one],
-        )
-    own = tile((PARTITIONS, 1))
-    nisa.tensor_copy(dst=own, src=lengths.oldest[:, one])
-    return pass_from(shape, lengths, sequence, own, float(shape.slots - chunk.step))
+    return Pass(
+        sequence,
+        None,
+        None,
+        None,
+        lengths.oldest[:, one],
+        lengths.cached[:, one],
+        lengths.live_rows[:, one],
+        None,
+        lengths.position[:, one],
+        None,
+    )
 
 
-def pass_from(shape, lengths, sequence, own, latest):
-    """The pass whose own slots begin with `own` [128, 1], loaded from min(own, latest) on, a number or [128, 1]."""
+def pass_from(shape, lengths, sequence, begin, latest, block):
+    """The pass whose own slots begin with `begin` [128, 1], loaded from min(begin, latest) on.
+
+    `latest` is a number or [128, 1]; `block` [128, 1] counts blocks as `begin` does slots, None unless paged.
+    """
     one = slice(sequence, sequence + 1)
-    start = tile((PARTITIONS, 1))
-    first = tile((PARTITIONS, 1))
-    end = tile((PARTITIONS, 1))
-    position = tile((PARTITIONS, 1))
+    size = (PARTITIONS, 1)
+    start = tile(size)
+    first = tile(size)
+    end = tile(size)
+    position = tile(size)
     index = tile((1, 1), nl.int32)
-    nisa.tensor_scalar(dst=start, data=own, op0=nl.minimum, operand0=latest)
-    nisa.tensor_tensor(dst=first, data1=own, data2=start, op=nl.subtract)
+    nisa.tensor_scalar(dst=start, data=begin, op0=nl.minimum, operand0=latest)
+    # Of the first block, slots may be too old to be seen.
+    nisa.scalar_tensor_tensor(
+        dst=first, data=begin, op0=nl.maximum, operand0=lengths.oldest[:, one], op1=nl.subtract, operand1=start
+    )
     nisa.tensor_tensor(dst=end, data1=lengths.cached[:, one], data2=start, op=nl.subtract)
     nisa.tensor_tensor(dst=position, data1=lengths.position[:, one], data2=start, op=nl.subtract)
     nisa.tensor_copy(dst=index, src=start[0:1])
-    return Pass(sequence, None, index, index, first, end, lengths.live_rows[:, one], None, position)
+    entry = None
+    if shape.block_size > 0:
+        entry = tile(size)
+        nisa.tensor_scalar(dst=entry, data=block, op0=nl.add, operand0=float(sequence * shape.table_size))
+    return Pass(sequence, None, index, index, first, end, lengths.live_rows[:, one], None, position, entry)
 
 
 # Many sequences, listed ----------------------------------------------------------------------------------------------
 
 
-def list_passes(shape, chunk, every, chosen, dense):
+def list_passes(shape, chunk, laps_, chosen, dense):
     """The work of the chosen sequences.
 
     Args:
-        every: Lengths [128, B] of all sequences, on every partition.
+        laps_: Lengths [128, B] of all sequences, on every partition, one or, for a ring, two.
         chosen: [128, B] fp32 flags.
         dense: whether each chosen sequence has at least a pass of live slots: then none loads others.
     """
-    passes = chosen_only(count_passes(chunk, every), chosen)
+    # A lap of a sequence is an entry of its own, next to the sequence's other one.
+    entries = shape.batch * len(laps_)
+    fields = [tile((PARTITIONS, entries))]
+    nisa.iota(dst=fields[0], pattern=[[1, shape.batch], [0, len(laps_)]], offset=0, channel_multiplier=0)
+    passes = tile((PARTITIONS, entries))
+    begins = tile((PARTITIONS, entries))
+    for which in range(len(laps_[0])):
+        if laps_[0][which] != None:  # noqa: E711
+            fields.append(side_by_side(laps_, which))
+    for lap in range(len(laps_)):
+        own = passes.reshape_dim(1, (shape.batch, len(laps_)))[:, :, lap]
+        counted = count_passes(chunk, laps_[lap])
+        if lap == 0:
+            # At least one, which takes the window.
+            nisa.tensor_scalar(dst=counted, data=counted, op0=nl.maximum, operand0=1.0)
+        nisa.tensor_tensor(dst=own, data1=counted, data2=chosen, op=nl.multiply)
+        nisa.memset(dst=begins.reshape_dim(1, (shape.batch, len(laps_)))[:, :, lap], value=1.0 if lap == 0 else 0.0)
+    fields.append(begins)
+
     ends = tile(passes.shape)
     ones = tile(passes.shape)
     nisa.memset(dst=ones, value=1.0)
     nisa.tensor_tensor_scan(dst=ends, data0=ones, data1=passes, initial=0.0, op0=nl.multiply, op1=nl.add)
-    total = counters(ends[:, shape.batch - 1 : shape.batch])[0]
+    total = counters(ends[:, entries - 1 : entries])[0]
 
     # Item i is entry i // 128 of partition i % 128.
-    columns = (shape.batch * chunk.most + PARTITIONS - 1) // PARTITIONS
+    columns = (entries * chunk.most + PARTITIONS - 1) // PARTITIONS
     item = tile((PARTITIONS, columns))
     nisa.iota(dst=item, pattern=[[PARTITIONS, columns]], offset=0, channel_multiplier=1)
 
-    # An item's sequence is the number of sequences whose passes end at or before it.
-    grid = (PARTITIONS, columns, shape.batch)
+    # An item's entry is the number of entries whose passes end at or before it.
+    grid = (PARTITIONS, columns, entries)
     before = tile(grid)
     scratch = tile(grid)
     ends = ends.expand_dim(1).broadcast(1, columns)
-    nisa.tensor_tensor(dst=before, data1=ends, data2=item.expand_dim(2).broadcast(2, shape.batch), op=nl.less_equal)
+    nisa.tensor_tensor(dst=before, data1=ends, data2=item.expand_dim(2).broadcast(2, entries), op=nl.less_equal)
     nisa.tensor_tensor(dst=scratch, data1=before, data2=ends, op=nl.multiply)
-    sequence = tile((PARTITIONS, columns))
+    entry = tile((PARTITIONS, columns))
     index = tile((PARTITIONS, columns))
-    nisa.tensor_reduce(dst=sequence, op=nl.add, data=before, axis=2)
+    nisa.tensor_reduce(dst=entry, op=nl.add, data=before, axis=2)
     nisa.tensor_reduce(dst=index, op=nl.maximum, data=scratch, axis=2)
     nisa.tensor_tensor(dst=index, data1=item, data2=index, op=nl.subtract)
 
     one_hot = tile(grid)
-    nisa.iota(dst=scratch, pattern=[[0, columns], [1, shape.batch]], offset=0, channel_multiplier=0)
-    nisa.tensor_tensor(dst=one_hot, data1=scratch, data2=sequence.expand_dim(2).broadcast(2, shape.batch), op=nl.equal)
+    nisa.iota(dst=scratch, pattern=[[0, columns], [1, entries]], offset=0, channel_multiplier=0)
+    nisa.tensor_tensor(dst=one_hot, data1=scratch, data2=entry.expand_dim(2).broadcast(2, entries), op=nl.equal)
     own = []
-    for values in every:
+    for values in fields:
         picked = tile((PARTITIONS, columns))
         nisa.tensor_tensor(dst=scratch, data1=one_hot, data2=values.expand_dim(1).broadcast(1, columns), op=nl.multiply)
         nisa.tensor_reduce(dst=picked, op=nl.add, data=scratch, axis=2)
         own.append(picked)
-    own = Lengths(own[0], own[1], own[2], own[3])
-    return Work(write_table(shape, chunk, sequence, index, own, dense), total)
+    lengths = Lengths(own[1], own[2], own[3], own[4], own[5], own[6] if shape.block_size > 0 else None)
+    return Work(write_table(shape, chunk, own[0], index, own[len(own) - 1], lengths, dense), total)
 
 
-def write_table(shape, chunk, sequence, index, lengths, dense):
-    """The table of passes given by fp32 tiles [P, n]: their sequence, their index in it, its lengths."""
+def side_by_side(laps_, which):
+    """One field of the laps, [128, B * laps], a sequence's laps next to each other."""
+    batch = laps_[0].cached.shape[1]
+    together = tile((PARTITIONS, batch, len(laps_)))
+    for lap in range(len(laps_)):
+        nisa.tensor_copy(dst=together[:, :, lap], src=laps_[lap][which])
+    return together.reshape((PARTITIONS, batch * len(laps_)))
+
+
+def write_table(shape, chunk, sequence, index, begins, lengths, dense):
+    """The table of passes given by fp32 tiles [P, n]: their sequence, their index in it or in its lap, whether that lap
+    is the sequence's first, its lengths."""
     partitions, columns = sequence.shape
     size = (partitions, columns)
     table = tile((partitions, columns, COLUMNS), nl.int32)
-    own = tile(size)
+    begin = tile(size)
     start = tile(size)
     nisa.scalar_tensor_tensor(
-        dst=own, data=index, op0=nl.multiply, operand0=float(chunk.step), op1=nl.add, operand1=lengths.oldest
+        dst=begin, data=index, op0=nl.multiply, operand0=float(chunk.step), op1=nl.add, operand1=lengths.base
     )
     if dense:
         # Items past the last one have no sequence and no slots.
@@ -271,29 +371,55 @@ def write_table(shape, chunk, sequence, index, lengths, dense):
             op1=nl.maximum,
             operand1=0.0,
         )
-        nisa.tensor_tensor(dst=start, data1=own, data2=latest, op=nl.minimum)
+        nisa.tensor_tensor(dst=start, data1=begin, data2=latest, op=nl.minimum)
     else:
-        nisa.tensor_scalar(dst=start, data=own, op0=nl.minimum, operand0=float(shape.slots - chunk.step))
+        nisa.tensor_scalar(dst=start, data=begin, op0=nl.minimum, operand0=latest_start(shape, chunk))
 
+    first = tile(size)
+    starts = tile(size)
+    nisa.tensor_tensor(dst=first, data1=begin, data2=lengths.oldest, op=nl.maximum)
     nisa.tensor_copy(dst=table[:, :, SEQUENCE], src=sequence)
-    nisa.tensor_tensor(dst=table[:, :, FIRST], data1=own, data2=start, op=nl.subtract)
+    nisa.tensor_tensor(dst=table[:, :, FIRST], data1=first, data2=start, op=nl.subtract)
     nisa.tensor_tensor(dst=table[:, :, END], data1=lengths.cached, data2=start, op=nl.subtract)
     nisa.tensor_copy(dst=table[:, :, LIVE_ROWS], src=lengths.live_rows)
-    nisa.tensor_scalar(dst=table[:, :, STARTS], data=index, op0=nl.equal, operand0=0.0)
+    nisa.tensor_scalar(dst=starts, data=index, op0=nl.equal, operand0=0.0)
+    nisa.tensor_tensor(dst=table[:, :, STARTS], data1=starts, data2=begins, op=nl.multiply)
     nisa.tensor_tensor(dst=table[:, :, POSITION], data1=lengths.position, data2=start, op=nl.subtract)
 
-    offset = tile(size, nl.int32)
-    nisa.tensor_copy(dst=offset, src=start)
-    heads_slots = shape.heads * shape.slots
-    write_offset(table[:, :, VALUE_OFFSET], table[:, :, SEQUENCE], heads_slots, offset)
-    key_stride = heads_slots * (shape.head_dim if shape.cache_layout == "BHDS" else 1)
-    write_offset(table[:, :, KEY_OFFSET], table[:, :, SEQUENCE], key_stride, offset)
+    if shape.block_size > 0:
+        block = tile(size)
+        per_pass = float(chunk.step // shape.block_size)
+        nisa.scalar_tensor_tensor(
+            dst=block, data=index, op0=nl.multiply, operand0=per_pass, op1=nl.add, operand1=lengths.block
+        )
+        nisa.scalar_tensor_tensor(
+            dst=table[:, :, BLOCK],
+            data=sequence,
+            op0=nl.multiply,
+            operand0=float(shape.table_size),
+            op1=nl.add,
+            operand1=block,
+        )
+        nisa.memset(dst=table[:, :, VALUE_OFFSET : KEY_OFFSET + 1], value=0)
+    else:
+        offset = tile(size, nl.int32)
+        nisa.tensor_copy(dst=offset, src=start)
+        heads_slots = shape.heads * shape.slots
+        write_offset(table[:, :, VALUE_OFFSET], table[:, :, SEQUENCE], heads_slots, offset)
+        key_stride = heads_slots * (shape.head_dim if shape.cache_layout == "BHDS" else 1)
+        write_offset(table[:, :, KEY_OFFSET], table[:, :, SEQUENCE], key_stride, offset)
+        nisa.memset(dst=table[:, :, BLOCK], value=0)
 
     stored = nl.ndarray((columns * partitions, COLUMNS), dtype=nl.int32, buffer=nl.private_hbm)
     nisa.dma_copy(
         dst=stored.ap(pattern=[[COLUMNS, partitions], [partitions * COLUMNS, columns], [1, COLUMNS]]), src=table
     )
     return stored
+
+
+def latest_start(shape, chunk):
+    """Where the last pass over a cache must start so as not to read past it; paged loads skip what is not there."""
+    return EVERYWHERE if shape.block_size > 0 else float(shape.slots - chunk.step)
 
 
 def write_offset(dst, sequence, stride, offset):
@@ -322,5 +448,6 @@ def listed_pass(work, item):
         live_rows=values[:, LIVE_ROWS : LIVE_ROWS + 1],
         starts=values[:, STARTS : STARTS + 1],
         position=values[:, POSITION : POSITION + 1],
+        block=values[:, BLOCK : BLOCK + 1],
     )
     return current, entry[:, STARTS : STARTS + 1].view(nl.uint32)

@@ -6,9 +6,10 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
+from .attention_blocks import find_runs, runs_of
 from .attention_loads import load_keys, load_queries, load_slots, load_window, silence, slots_to_keep
 from .attention_output import log_sum_exp, store_output
-from .attention_plan import PARTITIONS, Shape, head_parts, plan_chunk, plan_rows, tile
+from .attention_plan import PARTITIONS, Shape, head_parts, plan_blocks, plan_chunk, plan_rows, tile
 from .attention_softmax import (
     attend,
     groups_of,
@@ -26,6 +27,7 @@ from .attention_work import (
     counters,
     every_sequence,
     first_pass,
+    latest_start,
     list_passes,
     listed_pass,
     long_sequences,
@@ -48,12 +50,14 @@ def verify_attention(
     value_cache,
     lengths,
     parents,
+    block_table,
     sinks,
     key_scale,
     value_scale,
     cache_layout,
     scale,
     sliding_window,
+    ring,
     softcap,
     return_lse,
 ):
@@ -65,10 +69,12 @@ def verify_attention(
         key_cache, value_cache: in `cache_layout`.
         lengths: seq_lens, draft_lens [B] int32; or these, cache_start and query_positions.
         parents: [1, T] or [B, T] int32, or None for chains.
+        block_table: [B, M] int32, or None.
         sinks: [Hq] fp32, or None.
         key_scale, value_scale: [Hkv] fp32 for fp8 caches, else None.
         scale: of the scores.
         sliding_window: 0 for none.
+        ring: whether position p lives in slot p mod S.
         softcap: 0.0 for none.
         return_lse: whether to return log-sum-exps.
 
@@ -76,17 +82,27 @@ def verify_attention(
         output [B, Hq, T, D], and the log-sum-exp [B, Hq, T] fp32.
     """
     batch, query_heads, window, head_dim = query.shape
-    heads = value_cache.shape[1]
+    heads = value_cache.shape[2 if cache_layout == "NPHD" else 1]
+    slots = value_cache.shape[2]
+    block_size = 0
+    table_size = 0
+    if block_table != None:  # noqa: E711
+        block_size = value_cache.shape[1 if cache_layout == "NPHD" else 2]
+        table_size = block_table.shape[1]
+        slots = table_size * block_size
     shape = Shape(
         batch=batch,
         query_heads=query_heads,
         heads=heads,
         window=window,
         head_dim=head_dim,
-        slots=value_cache.shape[2],
+        slots=slots,
         rows=query_heads // heads * window,
         dtype=nl.float32 if value_cache.dtype == nl.float32 else nl.bfloat16,
         cache_layout=cache_layout,
+        block_size=block_size,
+        table_size=table_size,
+        ring=ring,
         scale=scale,
         sliding_window=sliding_window,
         softcap=softcap,
@@ -116,7 +132,19 @@ def verify_attention(
     if parents != None:  # noqa: E711
         table = ancestor_table(shape, parents)
     operands = Operands(
-        query, key, value, key_cache, value_cache, table, sinks, key_scale, value_scale, outputs, sums, shard
+        query,
+        key,
+        value,
+        key_cache,
+        value_cache,
+        table,
+        block_table,
+        sinks,
+        key_scale,
+        value_scale,
+        outputs,
+        sums,
+        shard,
     )
 
     streams = MOST_STREAMS if plan_dense(shape, 1, shard, slot_cores) != None else 1  # noqa: E711
@@ -156,6 +184,7 @@ class Operands(NamedTuple):
     key_cache: object
     value_cache: object
     trees: object  # [1 or B, T, T + 1], as ancestor_table leaves them
+    block_table: object
     sinks: object
     key_scale: object
     value_scale: object
@@ -167,7 +196,7 @@ class Operands(NamedTuple):
 def plan_dense(shape, streams, shard, slot_cores):
     """Passes over live slots only, at most half as long as a core's share of the cache; None where that is small."""
     share = shape.slots // slot_cores
-    if share < 2 * RAGGED:
+    if share < 2 * RAGGED or shape.block_size > 0 or shape.ring:
         return None
     longest = RAGGED
     while 2 * longest <= min(LONGEST, share // 2):
@@ -175,47 +204,54 @@ def plan_dense(shape, streams, shard, slot_cores):
     return plan_chunk(shape.slots, longest, streams, shard, slot_cores)
 
 
+def plan_ragged(shape, shard, slot_cores):
+    """Passes that may load slots that are not live."""
+    if shape.block_size > 0:
+        return plan_blocks(shape, LONGEST, shard, slot_cores)
+    return plan_chunk(shape.slots, RAGGED, 1, shard, slot_cores)
+
+
 def attend_few(shape, groups, operands, lengths, slot_cores):
     """A few sequences, unrolled: each one's window, then its passes in runtime loops."""
-    every = every_sequence(shape, lengths)
-    ragged = plan_chunk(shape.slots, RAGGED, 1, operands.shard, slot_cores)
+    laps = every_sequence(shape, lengths)
+    ragged = plan_ragged(shape, operands.shard, slot_cores)
     dense = plan_dense(shape, groups[0][0].streams, operands.shard, slot_cores)
-    if ragged.most == 1:
+    if ragged.most == 1 and not shape.ring and shape.sliding_window == 0 and shape.block_size == 0:
         constants = constants_of(shape, ragged, ragged, groups, operands)
         for sequence in range(shape.batch):
-            first = first_pass(shape, ragged, every, sequence)
-            attend_once(
-                shape, ragged, groups, operands, own_constants(shape, groups, operands, constants, first), first
-            )
+            first = first_pass(laps[0], sequence)
+            own = own_constants(shape, groups, operands, constants, first)
+            attend_once(shape, ragged, groups, operands, own, first)
         return
 
+    constants = constants_of(shape, ragged if dense == None else dense, ragged, groups, operands)  # noqa: E711
+    is_ragged = tile(laps[0].cached.shape)
     if dense == None:  # noqa: E711
-        constants = constants_of(shape, ragged, ragged, groups, operands)
-        ragged_counts = counters(count_passes(ragged, every))
+        nisa.memset(dst=is_ragged, value=1.0)
     else:
-        constants = constants_of(shape, dense, ragged, groups, operands)
-        is_dense = long_sequences(dense, every)
-        is_ragged = tile(is_dense.shape)
+        is_dense = long_sequences(dense, laps[0])
         nisa.tensor_scalar(dst=is_ragged, data=is_dense, op0=nl.equal, operand0=0.0)
-        ragged_counts = counters(chosen_only(count_passes(ragged, every), is_ragged))
-        dense_counts = counters(chosen_only(count_passes(dense, every), is_dense))
-        is_dense = counters(is_dense)
+        dense_counts = counters(chosen_only(count_passes(dense, laps[0]), is_dense))
+        dense_flags = counters(is_dense)
+    ragged_counts = []
+    for lap in laps:
+        ragged_counts.append(counters(chosen_only(count_passes(ragged, lap), is_ragged)))
     for sequence in range(shape.batch):
-        first = first_pass(shape, ragged, every, sequence)
+        first = first_pass(laps[0], sequence)
         own = own_constants(shape, groups, operands, constants, first)
-        walk = Walk(shape, groups, operands, own, every, sequence)
-        if dense != None:  # noqa: E711
-            begun = 0
-            if sequence == 0 and shape.sliding_window == 0:
-                # Loads that need not wait for the lengths, so that the memory is busy from the start.
-                loaded = load_groups(shape, dense, groups, operands, first)
-                begun = 1
+        walk = Walk(shape, groups, operands, own, sequence)
+        begun = 0
+        if dense != None and sequence == 0 and shape.sliding_window == 0:  # noqa: E711
+            # Loads that need not wait for the lengths, so that the memory is busy from the start.
+            loaded = load_groups(shape, dense, groups, operands, None, first)
+            begun = 1
         states, stationaries = attend_windows(shape, groups, operands, own, first)
+        if begun == 1:
+            attend_loaded(walk, dense, first, loaded, dense_flags[0], states, stationaries)
         if dense != None:  # noqa: E711
-            if begun == 1:
-                attend_loaded(walk, dense, first, loaded, is_dense[0], states, stationaries)
-            attend_passes(walk, dense, True, begun, dense_counts[sequence], states, stationaries)
-        attend_passes(walk, ragged, False, 0, ragged_counts[sequence], states, stationaries)
+            attend_passes(walk, dense, laps[0], True, begun, dense_counts[sequence], states, stationaries)
+        for lap in range(len(laps)):
+            attend_passes(walk, ragged, laps[lap], False, 0, ragged_counts[lap][sequence], states, stationaries)
         store_all(walk, first, states)
 
 
@@ -226,7 +262,6 @@ class Walk(NamedTuple):
     groups: object
     operands: object
     constants: object
-    every: object
     sequence: int
 
 
@@ -234,7 +269,7 @@ def attend_once(shape, chunk, groups, operands, constants, current):
     """A sequence in a single pass, its window with it."""
     with_window = has_window(operands)
     for g in range(len(groups)):
-        keys, values = load_pass(shape, chunk, groups[g][0], operands, current)
+        keys, values = load_pass(shape, chunk, groups[g][0], operands, None, current)
         silence_pass(shape, constants.slot, values, current)
         window = own_window(shape, groups[g][0], operands, constants, current) if with_window else ()
         for t in range(len(groups[g])):
@@ -271,22 +306,29 @@ def attend_windows(shape, groups, operands, constants, current):
     return states, stationaries
 
 
-def attend_passes(walk, chunk, dense, begun, count, states, stationaries):
+def attend_passes(walk, chunk, lengths, dense, begun, count, states, stationaries):
     """Passes begun..count - 1 of a sequence, `count` a register, in a runtime loop."""
     shape = walk.shape
     one = slice(walk.sequence, walk.sequence + 1)
     begin = tile((PARTITIONS, 1))
-    nisa.tensor_scalar(dst=begin, data=walk.every.oldest[:, one], op0=nl.add, operand0=float((begun - 1) * chunk.step))
-    latest = float(shape.slots - chunk.step)
+    nisa.tensor_scalar(dst=begin, data=lengths.base[:, one], op0=nl.add, operand0=float((begun - 1) * chunk.step))
+    latest = latest_start(shape, chunk)
     if dense:
         # The last pass ends with the last live slot.
         latest = tile((PARTITIONS, 1))
-        nisa.tensor_scalar(dst=latest, data=walk.every.cached[:, one], op0=nl.subtract, operand0=float(chunk.step))
+        nisa.tensor_scalar(dst=latest, data=lengths.cached[:, one], op0=nl.subtract, operand0=float(chunk.step))
+    block = None
+    if shape.block_size > 0:
+        per_pass = float(chunk.step // shape.block_size)
+        block = tile((PARTITIONS, 1))
+        nisa.tensor_scalar(dst=block, data=lengths.block[:, one], op0=nl.subtract, operand0=per_pass)
 
     def next_pass(_):
         nisa.tensor_scalar(dst=begin, data=begin, op0=nl.add, operand0=float(chunk.step))
-        current = pass_from(shape, walk.every, walk.sequence, begin, latest)
-        loaded = load_groups(shape, chunk, walk.groups, walk.operands, current)
+        if shape.block_size > 0:
+            nisa.tensor_scalar(dst=block, data=block, op0=nl.add, operand0=per_pass)
+        current = pass_from(shape, lengths, walk.sequence, begin, latest, block)
+        loaded = load_groups(shape, chunk, walk.groups, walk.operands, walk.constants.runs, current)
         take(walk, chunk, dense, current, loaded, states, stationaries)
 
     nl.fori_loop(begun, count, next_pass)
@@ -323,22 +365,22 @@ def take(walk, chunk, dense, current, loaded, states, stationaries):
 
 def attend_many(shape, groups, operands, lengths, slot_cores):
     """Many sequences: one runtime loop over the passes of those longer than a pass, one over those of the others."""
-    every = every_sequence(shape, lengths)
-    ragged = plan_chunk(shape.slots, RAGGED, 1, operands.shard, slot_cores)
+    laps = every_sequence(shape, lengths)
+    ragged = plan_ragged(shape, operands.shard, slot_cores)
     dense = plan_dense(shape, 1, operands.shard, slot_cores)
-    chosen = tile(every.cached.shape)
+    chosen = tile(laps[0].cached.shape)
     if dense == None:  # noqa: E711
         nisa.memset(dst=chosen, value=1.0)
     else:
-        is_dense = long_sequences(dense, every)
-        attend_listed(shape, dense, groups, operands, every, is_dense, True)
+        is_dense = long_sequences(dense, laps[0])
+        attend_listed(shape, dense, groups, operands, laps, is_dense, True)
         nisa.tensor_scalar(dst=chosen, data=is_dense, op0=nl.equal, operand0=0.0)
-    attend_listed(shape, ragged, groups, operands, every, chosen, False)
+    attend_listed(shape, ragged, groups, operands, laps, chosen, False)
 
 
-def attend_listed(shape, chunk, groups, operands, every, chosen, dense):
+def attend_listed(shape, chunk, groups, operands, laps, chosen, dense):
     """The passes of the chosen sequences, in one runtime loop."""
-    work = list_passes(shape, chunk, every, chosen, dense)
+    work = list_passes(shape, chunk, laps, chosen, dense)
     with_window = has_window(operands)
     constants = constants_of(shape, chunk, chunk, groups, operands)
     states = []
@@ -353,9 +395,10 @@ def attend_listed(shape, chunk, groups, operands, every, chosen, dense):
     def next_pass(item):
         current, starts = listed_pass(work, item)
         mine = own_constants(shape, groups, operands, constants, current)
+        places = places_of(shape, chunk, operands, constants.runs, current)
         index = 0
         for g in range(len(groups)):
-            keys, values = load_pass(shape, chunk, groups[g][0], operands, current)
+            keys, values = load_pass(shape, chunk, groups[g][0], operands, places, current)
             if not dense:
                 silence_pass(shape, constants.slot, values, current)
             window = own_window(shape, groups[g][0], operands, constants, current) if with_window else ()
@@ -381,6 +424,7 @@ class Constants(NamedTuple):
     slot: object  # [partitions, segments, run] fp32, the number of each slot that a ragged pass loads
     window_row: object  # [T, 1] fp32
     inverse_scales: object  # [T, Hkv] fp32, or None
+    runs: object  # Runs of a paged cache, or None
 
 
 def constants_of(shape, streamed, ragged, groups, operands):
@@ -416,7 +460,10 @@ def constants_of(shape, streamed, ragged, groups, operands):
         inverse_scales = tile((shape.window, shape.heads))
         nisa.dma_copy(dst=inverse_scales, src=operands.value_scale.ap(pattern=[[0, shape.window], [1, shape.heads]]))
         nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
-    return Constants(rows, slot, window_row, inverse_scales)
+    runs = None
+    if shape.block_size > 0:
+        runs = runs_of(shape, ragged, slot)
+    return Constants(rows, slot, window_row, inverse_scales, runs)
 
 
 def own_constants(shape, groups, operands, constants, current):
@@ -429,7 +476,7 @@ def own_constants(shape, groups, operands, constants, current):
         for t in range(len(groups[g])):
             own.append(with_tree(shape, groups[g][t], constants.rows[g][t], operands.trees, current))
         rows.append(own)
-    return Constants(rows, constants.slot, constants.window_row, constants.inverse_scales)
+    return Constants(rows, constants.slot, constants.window_row, constants.inverse_scales, constants.runs)
 
 
 def has_window(operands):
@@ -437,21 +484,32 @@ def has_window(operands):
     return operands.key != None and operands.shard == 0  # noqa: E711
 
 
-def load_groups(shape, chunk, groups, operands, current):
+def places_of(shape, chunk, operands, runs, current):
+    """Where the runs of a pass lie in a paged cache; None for others."""
+    if runs == None:  # noqa: E711
+        return None
+    return find_runs(shape, chunk, runs, operands.block_table, operands.value_cache.shape[0], current)
+
+
+def load_groups(shape, chunk, groups, operands, runs, current):
+    """Keys and values of a pass for every group of row tiles."""
+    places = places_of(shape, chunk, operands, runs, current)
     loaded = []
     for group in groups:
-        loaded.append(load_pass(shape, chunk, group[0], operands, current))
+        loaded.append(load_pass(shape, chunk, group[0], operands, places, current))
     return loaded
 
 
-def load_pass(shape, chunk, rows, operands, current):
+def load_pass(shape, chunk, rows, operands, places, current):
     """Keys and values of a pass, a list of segments each; keys first, which are needed first."""
     keys = []
     values = []
     for segment in range(chunk.segments):
-        keys.append(load_keys(shape, chunk, rows, operands.key_cache, current, segment))
+        keys.append(load_keys(shape, chunk, rows, operands.key_cache, current, segment, places))
     for segment in range(chunk.segments):
-        values.append(load_slots(shape, chunk, rows, operands.value_cache, current, current.value_index, segment))
+        values.append(
+            load_slots(shape, chunk, rows, operands.value_cache, current, current.value_index, segment, places)
+        )
     return keys, values
 
 

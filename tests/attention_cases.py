@@ -174,7 +174,6 @@ def paginate(
     return pools[0], pools[1], table
 
 
-# Variants that the kernel takes, as ranges to choose from.
 @st.composite
 def cases(draw, **fixed: Any) -> Case:
     """Any combination of the variants, at awkward sizes."""
@@ -187,7 +186,9 @@ def cases(draw, **fixed: Any) -> Case:
         "head_dim": st.sampled_from([64, 80, 96, 128, 16]),
         "slots": st.sampled_from([17, 127, 128, 129, 513, 700]),
         "dtype": st.sampled_from([FLOAT32, BFLOAT16]),
-        "cache_layout": st.sampled_from(["BHSD", "BHDS"]),
+        "cache_layout": st.sampled_from(["BHSD", "BHDS", "NHPD", "NPHD"]),
+        "block_size": st.sampled_from([16, 48, 128, 256]),
+        "ring": st.sampled_from([False, False, True]),
         "sliding_window": st.sampled_from([None, None, 1, 3, 150]),
         "softcap": st.sampled_from([None, None, 5.0]),
         "scale": st.sampled_from([None, 0.3]),
@@ -198,6 +199,8 @@ def cases(draw, **fixed: Any) -> Case:
         "fp8": st.sampled_from([False, False, True]),
     }
     chosen = {name: draw(choice) for name, choice in choices.items() if name not in fixed} | fixed
+    if chosen["ring"]:
+        chosen["cache_only"] = False
     if chosen["fp8"]:
         chosen["dtype"] = BFLOAT16  # fp32 queries would be rounded to it
     return make_case(**chosen)

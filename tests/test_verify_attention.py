@@ -44,6 +44,18 @@ def test_two_cores_agree_with_the_reference(case, lnc):
         {"batch": 9, "slots": 4200, "rows": 2, "head_dim": 16, "sinks": True},  # both in runtime loops
         {"batch": 2, "rows": 64, "group": 8, "tree": True, "draft_lens": [63, 40], "dtype": BFLOAT16},
         {"batch": 9, "rows": 9, "slots": 300, "tree": True, "sliding_window": 4, "head_dim": 16},
+        {
+            "batch": 2,
+            "slots": 4500,
+            "group": 8,
+            "cache_layout": "NHPD",
+            "fp8": True,
+            "dtype": BFLOAT16,
+            "seq_lens": [4490, 17],
+        },
+        {"batch": 9, "slots": 300, "heads": 3, "cache_layout": "NPHD", "sliding_window": 30, "head_dim": 16},
+        {"batch": 9, "slots": 65, "ring": True, "seq_lens": [0, 1, 64, 65, 66, 100, 129, 130, 131]},
+        {"batch": 2, "slots": 3000, "ring": True, "sliding_window": 2500, "seq_lens": [7001, 2999], "group": 4},
         {"batch": 9, "slots": 300, "heads": 3, "group": 2, "rows": 2, "head_dim": 16, "cache_layout": "BHDS"},
         {"batch": 2, "heads": 2, "slots": 700, "rows": 64, "group": 4},  # rows of a head on more than one row tile
         {"batch": 5, "heads": 3, "group": 3, "rows": 8, "slots": 300},  # the demo's model
@@ -129,20 +141,22 @@ def test_a_later_draft_changes_no_bit_of_an_earlier_row(case, row):
 
 @given(case=cases(batch=3), seed=st.integers(0, 99))
 @settings(max_examples=10)
-def test_other_sequences_change_no_bit(case, seed):
+def test_data_and_lengths_of_other_sequences_change_no_bit(case, seed):
     rng = np.random.default_rng(seed)
-    others = np.array([0, 2])
-    options = {**case.options, "draft_lens": case.options["draft_lens"].copy()}
-    changed = case.changed(seq_lens=case.seq_lens.copy(), options=options)
+    others = [0, 2]
+    draft_lens = case.options["draft_lens"].copy()
+    changed = case.changed(seq_lens=case.seq_lens.copy(), options={**case.options, "draft_lens": draft_lens})
+    table = case.options.get("block_table")
+    blocks = others if table is None else [block for block in table[others].ravel() if block >= 0]
     for name in ("query", "key", "value", "key_cache", "value_cache"):
         array = getattr(case, name)
         if array is not None:
             array = array.copy()
-            array[others] = rng.standard_normal(array[others].shape).astype(array.dtype)
+            where = blocks if name.endswith("cache") else others
+            array[where] = rng.standard_normal(array[where].shape).astype(array.dtype)
             setattr(changed, name, array)
-    room = case.value_cache.shape[2] - case.query.shape[2]
-    changed.seq_lens[others] = rng.integers(0, max(room, 0) + 1, 2)
-    options["draft_lens"][others] = rng.integers(-1, case.query.shape[2], 2)
+    changed.seq_lens[others] = rng.integers(0, case.seq_lens[others] + 1)
+    draft_lens[others] = np.minimum(rng.integers(-1, case.query.shape[2], 2), draft_lens[others])
     for old, new in zip(case.run(), changed.run()):
         assert old[1].tobytes() == new[1].tobytes()
 
@@ -176,6 +190,25 @@ def test_siblings_do_not_see_each_other_t42(backend):
     case = Case(zeros, zeros, values, zeros, zeros, np.array([0], np.int32), {"tree": tree})
     output, _ = case.run(backend)
     assert [np.flatnonzero(row).tolist() for row in output[0, 0]] == [[0], [0, 1], [0, 2], [0, 1, 3], [0, 2, 4]]
+
+
+@given(case=cases(cache_layout="NHPD", batch=2), seed=st.integers(0, 99))
+@settings(max_examples=8)
+def test_permuting_blocks_and_table_together_changes_no_bit(case, seed):
+    order = np.random.default_rng(seed).permutation(len(case.value_cache))
+    place = np.argsort(order)
+    table = case.options["block_table"]
+    moved = case.changed(key_cache=case.key_cache[order], value_cache=case.value_cache[order])
+    moved_table = np.where(table < 0, table, place[table]).astype(np.int32)
+    for old, new in zip(case.run(), moved.run(block_table=moved_table)):
+        assert old.tobytes() == new.tobytes()
+
+
+@pytest.mark.parametrize("layout", ["NHPD", "NPHD"])
+def test_sequences_may_share_the_blocks_of_a_common_prefix(layout):
+    case = make_case(8, batch=2, heads=2, slots=64, seq_lens=[40, 50], draft_lens=[2, 3], cache_layout=layout)
+    case.options["block_table"][1, :2] = case.options["block_table"][0, :2]
+    assert_agrees(case)
 
 
 # Defects of other systems (shared/traps.md, section d) -------------------------------------------------------------
