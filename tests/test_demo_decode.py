@@ -59,6 +59,24 @@ def make_cache(kind, config, batch, slots):
     }[kind]()
 
 
+@pytest.mark.parametrize("cache", ["BHSD", "BHDS", "NHPD", "NPHD", "ring"])
+@pytest.mark.parametrize("kind", ["chain", "tree"])
+def test_the_kernels_decode_like_the_plain_model(tiny_llama, tiny_llama_windowed, kind, cache):
+    model = tiny_llama_windowed if cache == "ring" else tiny_llama
+    shape = drafts.Shape([-1, 0, 0, 1, 2], [0, 0, 1, 0, 0]) if kind == "tree" else None
+    decoded = speculative_decode(
+        model,
+        PROMPTS,
+        [drafts.LayerSkip(model, [0, 2], shape) if shape else Mixed(model) for _ in PROMPTS],
+        Cache.ring(model.config, len(PROMPTS), K) if cache == "ring" else make_cache(cache, model.config, 3, 40),
+        num_tokens=8,
+        num_draft_tokens=K,
+        tree=kind == "tree",
+        backend="emulator",
+    )
+    assert decoded.tokens == [plain_decode(model, prompt, 8)[0] for prompt in PROMPTS]
+
+
 @pytest.mark.parametrize("cache", ["BHSD", "BHDS", "NHPD", "NPHD"])
 @pytest.mark.parametrize("draft", ["wrong", "mixed", "layers skipped", "prompt lookup"])
 def test_greedy_output_is_the_plain_decodes(tiny_llama, draft, cache):
