@@ -12,6 +12,7 @@ from draft_verify.rejection_sampling import rejection_sampling
 from draft_verify.ring import restore_ring, ring_slots, save_ring
 from draft_verify.select_hidden import select_hidden
 from draft_verify.select_state import select_state, shift_conv_window, state_slots
+from draft_verify.tree_acceptance import tree_acceptance
 from draft_verify.uniforms_for import uniforms_for
 from draft_verify.verify_attention import verify_attention
 from draft_verify.verify_step import CacheWindow, verify_step
@@ -36,6 +37,7 @@ __all__ = [
     "select_state",
     "shift_conv_window",
     "state_slots",
+    "tree_acceptance",
     "uniforms_for",
     "verify_attention",
     "verify_step",

@@ -61,7 +61,7 @@ def verify_chunk(outputs, first, count, repeated, draft_tokens, target_logits, d
     ones = floats((NUM_GROUPS, num_rows))
     nisa.memset(dst=ones, value=1.0)
     maxima, totals, candidates, _ = lane_statistics(
-        target_logits, first, count, rows, rows, "logits", ones, [], vocab_size, partition_ids
+        target_logits, first, count, rows, rows, "logits", True, ones, [], vocab_size, partition_ids
     )
     peak, total = combine_lanes(maxima, totals, ones[0:num_rows, 0:1], False)
     found = floats((num_rows, 2))

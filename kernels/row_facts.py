@@ -61,7 +61,7 @@ def row_facts(
 
     cut = len(limits) > 0
     target_maxima, target_totals, candidates, threshold = lane_statistics(
-        target_logits, first, count, rows, rows, "logits", scales, limits, vocab_size, partition_ids
+        target_logits, first, count, rows, rows, "logits", True, scales, limits, vocab_size, partition_ids
     )
     peak, total = combine_lanes(target_maxima, target_totals, row_scale, cut)
     best = first_of_largest(target_maxima, candidates, peak)
@@ -76,7 +76,7 @@ def row_facts(
         draft_mass, draft_total = found[:, DRAFT_OK : DRAFT_OK + 1], found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1]
     else:
         draft_maxima, draft_totals, _, draft_threshold = lane_statistics(
-            draft_law, first, count, drafts, rows, draft_kind, scales, limits, vocab_size, partition_ids
+            draft_law, first, count, drafts, rows, draft_kind, False, scales, limits, vocab_size, partition_ids
         )
         draft_peak, draft_total = combine_lanes(draft_maxima, draft_totals, row_scale, cut)
         draft_mass = entry_at(draft_law, draft_row, token)

@@ -28,15 +28,18 @@ from .vocabulary import (
 )
 
 
-def lane_statistics(law, first, count, law_rows, rows, kind, scales, limits, vocab_size, partition_ids):
+def lane_statistics(law, first, count, law_rows, rows, kind, search, scales, limits, vocab_size, partition_ids):
     """Reads rows of `law` [B, law_rows, V] once.
 
     Args:
+        kind: "logits" or "probs".
+        search: whether candidates are wanted.
+        scales: [128, n], 1 / T.
         limits: PARAMETERS tiles [128, n] of `truncation.row_parameters`, or an empty list where nothing is cut.
 
     Returns:
         [n, 128] tiles of the n = count * rows window rows, rows on partitions: maxima; totals of the exponentials,
-        relative to the lane's maximum, or the row's where rows are cut; candidates (of the target's logits only).
+        relative to the lane's maximum, or the row's where rows are cut; candidates, None without a search.
         And thresholds [n, 1], FILL where nothing is cut.
     """
     num_rows = count * rows
@@ -59,7 +62,7 @@ def lane_statistics(law, first, count, law_rows, rows, kind, scales, limits, voc
             if kind == "probs":
                 lane_sums(tile, totals[:, low:high])
             else:
-                if law_rows == rows:
+                if search:
                     lane_best(tile, maxima[:, low:high], candidates[:, low:high], partition_ids)
                 else:
                     lane_maxima(tile, maxima[:, low:high])
@@ -77,9 +80,8 @@ def lane_statistics(law, first, count, law_rows, rows, kind, scales, limits, voc
                     )
                 else:
                     lane_totals(tile, totals[:, low:high], maxima[:, low:high], scales[:, low:high])
-    if law_rows < rows:
-        return transpose(maxima), transpose(totals), None, transpose(thresholds[0:1])
-    return transpose(maxima), transpose(totals), transpose(candidates), transpose(thresholds[0:1])
+    by_row = transpose(candidates) if search else None
+    return transpose(maxima), transpose(totals), by_row, transpose(thresholds[0:1])
 
 
 def row_tiles(rows, law, cut, vocab_size):

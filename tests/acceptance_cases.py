@@ -269,3 +269,105 @@ def check_draw(token: int, law: np.ndarray, uniforms: np.ndarray, error: float, 
         tally.other_token += 1
         near = allowed_tokens(law, float(uniforms[-2]), float(uniforms[-1]), error)
         assert int(token) in near, (token, exact, near, error)
+
+
+def random_tree(rng: np.random.Generator, rows: int, depth: int) -> list[int]:
+    """Parents of `rows` rows, none deeper than `depth`, in no particular order."""
+    parents, depths = [-1], [0]
+    for _ in range(1, rows):
+        parent = int(rng.choice([row for row, d in enumerate(depths) if d < depth]))
+        parents.append(parent)
+        depths.append(depths[parent] + 1)
+    return parents
+
+
+def tree_case(
+    rng: np.random.Generator,
+    batch: int,
+    rows: int,
+    vocab_size: int,
+    dtype: Any,
+    rule: str,
+    draft: str = "probs",
+    spread: float = 2.0,
+    cut: bool = False,
+    depth: int = 4,
+) -> dict[str, Any]:
+    """Keyword arguments of tree_acceptance: siblings as the rule wants them, NaN in every column and row not live."""
+    tree = np.array([random_tree(rng, rows, depth) for _ in range(batch)], np.int32)
+    lens = rng.integers(-1, rows, batch).astype(np.int32)
+    width = vocab_size + 2
+    target = (rng.standard_normal((batch, rows, width)) * spread).astype(dtype)
+    draft_logits = (target.astype(np.float32) + rng.standard_normal(target.shape) * spread / 2).astype(dtype)
+    temperature = rng.choice(np.array([0.0, 0.7, 1.0], np.float32), batch)
+    parameters = {}
+    if cut:
+        parameters["top_k"] = rng.choice(np.array([0, 3, 20], np.int32), batch)
+        parameters["top_p"] = rng.choice(np.array([1.0, 0.7], np.float32), batch)
+    tokens = np.zeros((batch, rows - 1), np.int32)
+    probs = np.zeros(target.shape, np.float64)
+    for b in range(batch):
+        own = {name: float(value[b]) for name, value in parameters.items()}
+        laws = [sampling_law(row, float(temperature[b]) or 1.0, **own) for row in draft_logits[b, :, :vocab_size]]
+        probs[b, :, :vocab_size] = laws
+        for row in range(1, rows):
+            parent = tree[b, row]
+            logits = target[b, parent, :vocab_size].astype(np.float64)
+            if rule in ("greedy", "target_only") and rng.random() < 0.4:
+                tokens[b, row - 1] = best_token(logits)
+            elif laws[parent].sum() > 0:
+                tokens[b, row - 1] = drawn_from(laws[parent] / laws[parent].sum(), rng)
+            if rule == "without_replacement":
+                laws[parent] = np.where(np.arange(vocab_size) == tokens[b, row - 1], 0, laws[parent])
+    if rows > 1 and rng.random() < 0.3:
+        tokens[rng.integers(batch), rng.integers(rows - 1)] = rng.choice([-1, vocab_size, vocab_size + 1])
+    probs = probs.astype(dtype)
+    for array in (target, draft_logits, probs):
+        array[..., vocab_size:] = np.nan
+        for b in range(batch):
+            array[b, lens[b] + 1 :] = np.nan
+    for b in range(batch):
+        tree[b, lens[b] + 1 :] = -2 if lens[b] >= 0 else tree[b, lens[b] + 1 :]
+    case = {
+        "tree": tree,
+        "draft_tokens": tokens,
+        "target_logits": target,
+        "rule": rule,
+        "uniforms": rng.uniform(1e-6, 1 - 1e-6, (batch, rows + 1)).astype(np.float32),
+        "temperature": temperature,
+        "draft_lens": lens,
+        "vocab_size": vocab_size,
+        **parameters,
+    }
+    if rule in ("without_replacement", "independent"):
+        case["draft_" + draft] = draft_logits if draft == "logits" else probs
+    return case
+
+
+def assert_agrees_unless_rounding_decides(
+    operation: Any, actual: Acceptance, case: dict[str, Any], tally: Tally
+) -> None:
+    """The reference's answer exactly, but for sequences whose answer changes when uniforms move by fp32 rounding."""
+    error = sum(
+        max(rounding(np.asarray(row, np.float64), 0.5) for row in array.reshape(-1, array.shape[-1]))
+        for name, array in case.items()
+        if name in ("target_logits", "draft_logits")
+    )
+    expected = operation(**case, backend="reference")
+    moved = []
+    for side in (-4 * error, 4 * error):
+        uniforms = case["uniforms"].astype(np.float64)
+        uniforms[:, :-2] *= 1 + side
+        uniforms[:, -2:] += side
+        moved.append(
+            operation(
+                **{**case, "uniforms": np.clip(uniforms, 1e-7, LARGEST_UNIFORM).astype(np.float32)}, backend="reference"
+            )
+        )
+    for b in range(len(expected.tokens)):
+        tally.decisions += max(int(expected.num_accepted[b]), 0) + 1
+        if any((entry[b] != mine[b]).any() for other in moved for entry, mine in zip(other, expected)):
+            tally.undecided += 1
+            continue
+        for mine, theirs in zip(actual, expected):
+            np.testing.assert_array_equal(mine[b], theirs[b])

@@ -10,19 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_verify.reference.tree_acceptance import sibling_thresholds, tree_acceptance
+from tests.acceptance_cases import random_tree
 from tests.test_rejection_sampling_law import LIMIT, complete, logits_of, random_law, random_model, target_law
 
 RULES = ["target_only", "without_replacement", "independent"]
-
-
-def random_tree(rng: np.random.Generator, rows: int, depth: int) -> list[int]:
-    """Parents of `rows` rows, none deeper than `depth`."""
-    parents, depths = [-1], [0]
-    for _ in range(1, rows):
-        parent = int(rng.choice([row for row, d in enumerate(depths) if d < depth]))
-        parents.append(parent)
-        depths.append(depths[parent] + 1)
-    return parents
 
 
 def sibling_strings(rule: str, draft_law: np.ndarray, count: int, rng: np.random.Generator):

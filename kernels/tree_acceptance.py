@@ -1,0 +1,539 @@
+"""tree_acceptance: the path of a tree of drafts that is kept, and the one token after it, on the device.
+
+First every row is read once for its statistics, as for a chain. Then each sequence walks its tree, a candidate a step:
+the next row whose parent is the current node is accepted, or taken out of the node's law. Rows stand behind their
+parents and siblings in order, so the walk meets them in one ascent; its state (node, path, masses) stays on the chip.
+"""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from .chain import (
+    allocate_outputs,
+    at_row,
+    over_rows,
+    proposed,
+    row_numbers,
+    select,
+    sequence_chunks,
+    store_acceptance,
+    to_int,
+    to_rows,
+)
+from .draw import draw, load_uniforms
+from .row_facts import load_parameters
+from .statistics import combine_lanes, first_of_largest, lane_statistics, replace_spoiled
+from .truncation import clear_below
+from .vocabulary import (
+    FILL,
+    NUM_GROUPS,
+    first_ids,
+    floats,
+    group_size,
+    load_row_at,
+    spread,
+    tensor_scalar,
+    tensor_tensor,
+    transpose,
+)
+
+# What a walk needs to know of a node, and what it leaves.
+TARGET_OK, BEST, TARGET_PEAK, TARGET_THRESHOLD = 0, 1, 2, 3
+DRAFT_OK, DRAFT_PEAK, DRAFT_THRESHOLD, NODE_FACTS = 4, 5, 6, 7
+END_ROW, END_ACCEPTED, END_BEST, END_SPOILED, END_INVALID, END_DRAWN, END_FACTS = 0, 1, 2, 3, 4, 5, 6
+
+
+@nki.jit
+def tree_acceptance(
+    tree,
+    draft_tokens,
+    target_logits,
+    uniforms,
+    draft_law,
+    draft_lens,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    rule,
+    draft_kind,
+    cut,
+    vocab_size,
+):
+    """Rules greedy, target_only, without_replacement and independent; see `draft_verify.tree_acceptance`.
+
+    Args:
+        tree: [T] or [B, T] int32 parents.
+        draft_tokens: [B, T - 1] int32; None where T is 1.
+        target_logits: [B, T, V] fp32 or bf16.
+        uniforms: [B, T + 1] fp32.
+        draft_law: [B, T, V] fp32 or bf16, logits or probabilities; None for one-hot drafts.
+        draft_lens: [B] int32, rows after the root, -1 an empty slot.
+        temperature: [B] fp32, 0 greedy.
+        top_k, top_p, min_p: [B] int32, fp32, fp32; None unless `cut`.
+        draft_kind: "logits", "probs" or "one_hot".
+        cut: whether any of the three may be on.
+        vocab_size: columns of V that count.
+
+    Returns:
+        tokens [B, T], num_accepted [B], path [B, T], invalid [B], all int32.
+    """
+    batch, rows, _ = target_logits.shape
+    outputs = allocate_outputs(batch, rows)
+    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        partition_ids = first_ids(vocab_size)
+        row_number = row_numbers(count, rows)
+        tokens = load_row_tokens(draft_tokens, first, count, rows)
+        parents = load_parents(tree, first, count, rows)
+        lens, good, active, greedy, scale, limits = load_parameters(
+            draft_lens, temperature, top_k, top_p, min_p, first, count, rows, cut, vocab_size
+        )
+        one_more = tensor_scalar(lens, nl.add, 1.0)
+        live = proposed(tokens, one_more, row_number, vocab_size)
+        require_tree(good, active, parents, tensor_tensor(row_number, over_rows(one_more, rows), nl.less), row_number)
+        facts = node_facts(first, count, target_logits, draft_law, draft_kind, vocab_size, scale, limits, partition_ids)
+
+        path = floats((1, count, rows))
+        path_tokens = floats((1, count, rows))
+        ends = floats((1, END_FACTS, count))
+        for sequence in range(count):
+            walk(
+                path[:, sequence],
+                path_tokens[:, sequence],
+                ends[:, :, sequence],
+                first + sequence,
+                facts[:, :, sequence],
+                parents[:, sequence],
+                tokens[:, sequence],
+                live[:, sequence],
+                row_number[:, sequence],
+                greedy[:, sequence : sequence + 1],
+                scale[:, sequence : sequence + 1],
+                target_logits,
+                uniforms,
+                draft_law,
+                rule,
+                draft_kind,
+                cut,
+                vocab_size,
+            )
+        spoiled = tensor_tensor(active, ends[:, END_SPOILED], nl.multiply)
+        best = floats((1, count))
+        nisa.tensor_copy(dst=best, src=ends[:, END_BEST])
+        replace_spoiled(best, spoiled, ends[:, END_ROW], first, target_logits, vocab_size, partition_ids)
+        emitted = best
+        if rule != "greedy":
+            chosen = tensor_tensor(ends[:, END_SPOILED], greedy, nl.maximum)
+            emitted = select(chosen, best, ends[:, END_DRAWN])
+        store_acceptance(
+            outputs,
+            first,
+            repeated,
+            path_tokens,
+            path,
+            ends[:, END_ACCEPTED],
+            emitted,
+            active,
+            good,
+            ends[:, END_INVALID],
+            row_number,
+        )
+    return outputs
+
+
+def load_row_tokens(draft_tokens, first, count, rows):
+    """[1, B, T] fp32: each row's own draft, -1 for the root."""
+    tokens = floats((1, count, rows))
+    nisa.memset(dst=tokens, value=-1.0)
+    if rows > 1:
+        loaded = nl.ndarray((1, count, rows - 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=loaded, src=draft_tokens.expand_dim(0)[:, first : first + count, :])
+        nisa.tensor_copy(dst=tokens[:, :, 1:rows], src=loaded)
+    return tokens
+
+
+def load_parents(tree, first, count, rows):
+    """[1, B, T] fp32 from [B, T], or from the [T] that all share."""
+    loaded = nl.ndarray((1, count, rows), dtype=nl.int32, buffer=nl.sbuf)
+    if len(tree.shape) == 1:
+        nisa.dma_copy(dst=loaded, src=tree.ap(pattern=[[rows, 1], [0, count], [1, rows]], offset=0))
+    else:
+        nisa.dma_copy(dst=loaded, src=tree.expand_dim(0)[:, first : first + count, :])
+    parents = floats((1, count, rows))
+    nisa.tensor_copy(dst=parents, src=loaded)
+    return parents
+
+
+def require_tree(good, active, parents, counted, row_number):
+    """Clears good and active [1, B] where a counted row's parent is no earlier row and not -2, or the root's not -1."""
+    _, count, _ = parents.shape
+    fits = tensor_tensor(parents, row_number, nl.less)
+    not_below = tensor_scalar(parents, nl.greater_equal, -2.0)
+    nisa.tensor_tensor(dst=fits, data1=fits, data2=not_below, op=nl.multiply)
+    is_root = tensor_scalar(row_number, nl.equal, 0.0)
+    is_minus_one = tensor_scalar(parents, nl.equal, -1.0)
+    same = tensor_tensor(is_root, is_minus_one, nl.equal)
+    nisa.tensor_tensor(dst=fits, data1=fits, data2=same, op=nl.multiply)
+    nisa.tensor_tensor(dst=fits, data1=fits, data2=counted, op=nl.multiply)
+    nisa.tensor_tensor(dst=fits, data1=counted, data2=fits, op=nl.subtract)
+    wrong = floats((1, count))
+    nisa.tensor_reduce(dst=wrong, op=nl.maximum, data=fits, axis=2)
+    right = tensor_scalar(wrong, nl.equal, 0.0)
+    nisa.tensor_tensor(dst=good, data1=good, data2=right, op=nl.multiply)
+    nisa.tensor_tensor(dst=active, data1=active, data2=right, op=nl.multiply)
+
+
+def node_facts(first, count, target_logits, draft_law, draft_kind, vocab_size, scale, limits, partition_ids):
+    """[1, NODE_FACTS, B, T] fp32, reading every target and draft row once."""
+    _, rows, _ = target_logits.shape
+    num_rows = count * rows
+    row_scales = floats((1, count, rows))
+    nisa.tensor_copy(dst=row_scales, src=over_rows(scale, rows))
+    row_scale = transpose(row_scales.reshape((1, num_rows)))
+    scales = spread(row_scale)
+    cut = len(limits) > 0
+    found = floats((num_rows, NODE_FACTS))
+    nisa.memset(dst=found, value=1.0)
+
+    maxima, totals, candidates, threshold = lane_statistics(
+        target_logits, first, count, rows, rows, "logits", True, scales, limits, vocab_size, partition_ids
+    )
+    peak, total = combine_lanes(maxima, totals, row_scale, cut)
+    nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=total, op0=nl.greater, operand0=0.0)
+    nisa.tensor_copy(dst=found[:, BEST : BEST + 1], src=first_of_largest(maxima, candidates, peak))
+    nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=peak)
+    nisa.tensor_copy(dst=found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], src=threshold)
+    if draft_kind != "one_hot":
+        maxima, totals, _, threshold = lane_statistics(
+            draft_law, first, count, rows, rows, draft_kind, False, scales, limits, vocab_size, partition_ids
+        )
+        peak, total = combine_lanes(maxima, totals, row_scale, cut)
+        draft_ok = found[:, DRAFT_OK : DRAFT_OK + 1]
+        if draft_kind == "logits":
+            nisa.tensor_scalar(dst=draft_ok, data=total, op0=nl.greater, operand0=0.0)
+        else:
+            nisa.tensor_scalar(dst=draft_ok, data=total, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)
+        nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=peak)
+        nisa.tensor_copy(dst=found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], src=threshold)
+    return to_rows(found).reshape((1, NODE_FACTS, count, rows))
+
+
+def walk(
+    path,
+    path_tokens,
+    end,
+    sequence,
+    facts,
+    parents,
+    tokens,
+    live,
+    row_number,
+    greedy,
+    scale,
+    target_logits,
+    uniforms,
+    draft_law,
+    rule,
+    draft_kind,
+    cut,
+    vocab_size,
+):
+    """One sequence's way from the root.
+
+    Args:
+        path, path_tokens: [1, T], written: the rows kept (the root at 0) and the accepted ids.
+        end: [1, END_FACTS], written.
+        facts: [1, NODE_FACTS, T].
+        parents, tokens, live, row_number: [1, T]; live flags the rows that may be accepted.
+        greedy, scale: [1, 1].
+    """
+    _, rows, _ = target_logits.shape
+    by_law = rule != "greedy"
+    node, tested, accepted = constant(0.0), constant(0.0), constant(0.0)
+    nisa.memset(dst=path, value=0.0)
+    nisa.memset(dst=path_tokens, value=0.0)
+    here = floats((1, NODE_FACTS))
+    nisa.tensor_copy(dst=here, src=facts[:, :, 0])
+    state = None
+    if by_law:
+        state = node_state(target_logits, draft_law, draft_kind, vocab_size)
+        enter_node(
+            state, constant(1.0), node, here, sequence, scale, target_logits, draft_law, draft_kind, cut, vocab_size
+        )
+        tests = floats((1, rows))
+        nisa.memset(dst=tests, value=0.0)
+        if rows > 1:
+            nisa.dma_copy(dst=tests[:, 1:rows], src=uniforms[sequence : sequence + 1, 0 : rows - 1])
+
+    def step():
+        """Tests the next child of the node, if there is one; returns that flag [1, 1]."""
+        children = tensor_scalar(parents, nl.equal, node)
+        nisa.tensor_tensor(dst=children, data1=children, data2=live, op=nl.multiply)
+        candidates = tensor_scalar(row_number, nl.greater, tested, nl.multiply, open_flag(here, greedy, draft_kind))
+        nisa.tensor_tensor(dst=candidates, data1=candidates, data2=children, op=nl.multiply)
+        child = minimum(select(candidates, row_number, float(rows)))
+        found = tensor_scalar(child, nl.less, float(rows))
+        at_child = tensor_scalar(row_number, nl.equal, child)
+        token = chosen_value(tokens, at_child)
+        accept = tensor_tensor(token, here[:, BEST : BEST + 1], nl.equal)
+        if by_law:
+            passes = constant(1.0)
+            if rule != "independent":
+                # A token that an earlier sibling had is passed over.
+                before = tensor_scalar(row_number, nl.less, child)
+                nisa.tensor_tensor(dst=before, data1=before, data2=children, op=nl.multiply)
+                same = tensor_scalar(tokens, nl.equal, token)
+                nisa.tensor_tensor(dst=before, data1=before, data2=same, op=nl.multiply)
+                passes = tensor_scalar(total_of(before), nl.equal, 0.0)
+            nisa.tensor_tensor(dst=passes, data1=passes, data2=found, op=nl.multiply)
+            test = law_test(state, token, chosen_value(tests, at_child), draft_kind)
+            nisa.tensor_tensor(dst=test, data1=test, data2=passes, op=nl.multiply)
+            sampled = tensor_scalar(greedy, nl.multiply, -1.0, nl.add, 1.0)
+            rejected = tensor_tensor(passes, test, nl.subtract)
+            nisa.tensor_tensor(dst=rejected, data1=rejected, data2=sampled, op=nl.multiply)
+            take_out(state, token, rejected, rule)
+            accept = select(greedy, accept, test)
+        nisa.tensor_tensor(dst=accept, data1=accept, data2=found, op=nl.multiply)
+
+        nisa.tensor_copy(dst=tested, src=child)
+        nisa.tensor_copy(dst=node, src=select(accept, child, node))
+        put(path_tokens, row_number, accepted, accept, token)
+        nisa.tensor_tensor(dst=accepted, data1=accepted, data2=accept, op=nl.add)
+        put(path, row_number, accepted, accept, child)
+        entered = at_row(facts.expand_dim(2), at_child.expand_dim(1))
+        for fact in range(NODE_FACTS):
+            column = here[:, fact : fact + 1]
+            nisa.tensor_copy(dst=column, src=select(accept, entered[:, fact], column))
+        if by_law:
+            enter_node(
+                state, accept, node, here, sequence, scale, target_logits, draft_law, draft_kind, cut, vocab_size
+            )
+        return found
+
+    if rows > 1:
+        # As many steps as there are tests; but the two cores of LNC 2 must take equally many, so all there can be.
+        if nl.num_programs(0) == 1:
+
+            def try_next(more):
+                nisa.register_load(more, to_int(step()))
+                return more
+
+            nl.while_loop(nisa.register_alloc(1), try_next)
+        else:
+
+            def try_row(trip):
+                step()
+
+            first_row = nisa.register_alloc(1)
+            nl.fori_loop(first_row, rows, try_row)
+
+    nisa.tensor_copy(dst=end[:, END_ROW : END_ROW + 1], src=node)
+    nisa.tensor_copy(dst=end[:, END_ACCEPTED : END_ACCEPTED + 1], src=accepted)
+    nisa.tensor_copy(dst=end[:, END_BEST : END_BEST + 1], src=here[:, BEST : BEST + 1])
+    spoiled = tensor_scalar(here[:, TARGET_OK : TARGET_OK + 1], nl.multiply, -1.0, nl.add, 1.0)
+    nisa.tensor_copy(dst=end[:, END_SPOILED : END_SPOILED + 1], src=spoiled)
+    # Children that could not be tested, for want of a draft law, are why a node may be left.
+    children = tensor_scalar(parents, nl.equal, node)
+    nisa.tensor_tensor(dst=children, data1=children, data2=live, op=nl.multiply)
+    barred = tensor_scalar(total_of(children), nl.greater, 0.0)
+    shut = tensor_scalar(open_flag(here, greedy, draft_kind), nl.multiply, -1.0, nl.add, 1.0)
+    nisa.tensor_tensor(dst=barred, data1=barred, data2=shut, op=nl.multiply)
+    nisa.tensor_tensor(dst=end[:, END_INVALID : END_INVALID + 1], data1=spoiled, data2=barred, op=nl.maximum)
+    if by_law:
+        masses, groups, _ = state["target"]
+        laws = [(masses.expand_dim(1), transpose(groups), constant(1.0))]
+        drawn = draw(laws, load_uniforms(uniforms, sequence, 1), vocab_size)
+        nisa.tensor_copy(dst=end[:, END_DRAWN : END_DRAWN + 1], src=drawn)
+
+
+def constant(value):
+    tile = floats((1, 1))
+    nisa.memset(dst=tile, value=value)
+    return tile
+
+
+def total_of(values):
+    result = floats((1, 1))
+    nisa.tensor_reduce(dst=result, op=nl.add, data=values, axis=1)
+    return result
+
+
+def minimum(values):
+    result = floats((1, 1))
+    nisa.tensor_reduce(dst=result, op=nl.minimum, data=values, axis=1)
+    return result
+
+
+def chosen_value(values, chosen):
+    """[1, 1]: the finite value of `values` [1, T] where `chosen` [1, T] is 1; 0 where nowhere."""
+    return total_of(tensor_tensor(values, chosen, nl.multiply))
+
+
+def put(values, row_number, position, flag, value):
+    """values[position] = value where flag, which held 0 before."""
+    there = tensor_scalar(row_number, nl.equal, position, nl.multiply, flag)
+    nisa.scalar_tensor_tensor(dst=values, data=there, op0=nl.multiply, operand0=value, op1=nl.add, operand1=values)
+
+
+def open_flag(here, greedy, draft_kind):
+    """[1, 1]: whether the node's children can be tested: it has a law, and so has their draft unless it is greedy."""
+    if draft_kind == "one_hot":
+        return here[:, TARGET_OK : TARGET_OK + 1]
+    tests = tensor_tensor(here[:, DRAFT_OK : DRAFT_OK + 1], greedy, nl.maximum)
+    return tensor_tensor(tests, here[:, TARGET_OK : TARGET_OK + 1], nl.multiply)
+
+
+def node_state(target_logits, draft_law, draft_kind, vocab_size):
+    """Tiles that live as long as the walk: the node's rows, and (masses [128, size], lane sums, total) of its laws."""
+    size = group_size(vocab_size)
+    state = {"ids": floats((NUM_GROUPS, size))}
+    nisa.iota(dst=state["ids"], pattern=[[1, size]], offset=0, channel_multiplier=size)
+    state["target_row"] = nl.ndarray((NUM_GROUPS, size), dtype=target_logits.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=state["target_row"], value=FILL)
+    state["target"] = (floats((NUM_GROUPS, size)), floats((NUM_GROUPS, 1)), floats((1, 1)))
+    nisa.memset(dst=state["target"][0], value=1.0)
+    if draft_kind != "one_hot":
+        state["draft_row"] = nl.ndarray((NUM_GROUPS, size), dtype=draft_law.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=state["draft_row"], value=FILL if draft_kind == "logits" else 0.0)
+        state["draft"] = (floats((NUM_GROUPS, size)), floats((NUM_GROUPS, 1)), floats((1, 1)))
+        nisa.memset(dst=state["draft"][0], value=0.0)
+    return state
+
+
+def enter_node(state, flag, node, here, sequence, scale, target_logits, draft_law, draft_kind, cut, vocab_size):
+    """Where `flag` [1, 1] is set, the masses become those of the node's laws, if it has them; always sums them up."""
+    batch, rows, _ = target_logits.shape
+    has_target = tensor_tensor(flag, here[:, TARGET_OK : TARGET_OK + 1], nl.multiply)
+    has_draft = tensor_tensor(has_target, here[:, DRAFT_OK : DRAFT_OK + 1], nl.multiply)
+    row = tensor_scalar(node, nl.add, float(sequence * rows))
+    enter(
+        state["target"],
+        state["target_row"],
+        target_logits,
+        "logits",
+        select(has_target, row, float(batch * rows)),
+        has_target,
+        scale,
+        here[:, TARGET_PEAK : TARGET_PEAK + 1],
+        here[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1],
+        cut,
+        vocab_size,
+    )
+    if draft_kind != "one_hot":
+        enter(
+            state["draft"],
+            state["draft_row"],
+            draft_law,
+            draft_kind,
+            select(has_draft, row, float(batch * rows)),
+            has_draft,
+            scale,
+            here[:, DRAFT_PEAK : DRAFT_PEAK + 1],
+            here[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1],
+            cut,
+            vocab_size,
+        )
+
+
+def enter(law, row, rows_in_hbm, kind, index, flag, scale, peak, threshold, cut, vocab_size):
+    masses, _, _ = law
+    load_row_at(row, rows_in_hbm, to_int(index), vocab_size)
+    values = floats((1, 4))
+    nisa.tensor_copy(dst=values[:, 0:1], src=scale)
+    nisa.tensor_tensor(dst=values[:, 1:2], data1=peak, data2=scale, op=nl.multiply)
+    nisa.tensor_scalar(dst=values[:, 1:2], data=values[:, 1:2], op0=nl.multiply, operand0=-1.0)
+    nisa.tensor_copy(dst=values[:, 2:3], src=threshold)
+    nisa.tensor_copy(dst=values[:, 3:4], src=flag)
+    on_lanes = spread(transpose(values))
+    fresh = floats(masses.shape)
+    if kind == "logits":
+        nisa.activation(dst=fresh, op=nl.exp, data=row, bias=on_lanes[:, 1:2], scale=on_lanes[:, 0:1])
+        if cut:
+            clear_below(row.expand_dim(1), fresh.expand_dim(1), on_lanes[:, 2:3])
+    else:
+        nisa.tensor_copy(dst=fresh, src=row)
+    copy_where(masses, fresh, on_lanes[:, 3:4])
+    sum_up(law)
+
+
+def copy_where(dst, src, flag):
+    """dst = src [128, size] on the lanes whose flag [128, 1] is set: all or none."""
+    mask = nl.ndarray((NUM_GROUPS, 1), dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=mask, src=flag)
+    nisa.tensor_copy_predicated(dst=dst, src=src, predicate=mask.broadcast(1, dst.shape[1]))
+
+
+def sum_up(law):
+    """Lane sums and total of a law's masses."""
+    masses, groups, total = law
+    nisa.tensor_reduce(dst=groups, op=nl.add, data=masses, axis=1)
+    nisa.tensor_reduce(dst=total, op=nl.add, data=transpose(groups), axis=1)
+
+
+def law_test(state, token, uniform, draft_kind):
+    """[1, 1]: uniform * draft < target at the token, both normalised, without a division."""
+    target_mass = mass_at(state["target"][0], token, state["ids"])
+    left = tensor_tensor(uniform, state["target"][2], nl.multiply)
+    if draft_kind == "one_hot":
+        return tensor_tensor(left, target_mass, nl.less)
+    nisa.tensor_tensor(dst=left, data1=left, data2=mass_at(state["draft"][0], token, state["ids"]), op=nl.multiply)
+    right = tensor_tensor(target_mass, state["draft"][2], nl.multiply)
+    return tensor_tensor(left, right, nl.less)
+
+
+def mass_at(masses, token, ids):
+    """[1, 1]: the mass of one id."""
+    there = floats(masses.shape)
+    nisa.scalar_tensor_tensor(
+        dst=there, data=ids, op0=nl.equal, operand0=spread(token), op1=nl.multiply, operand1=masses
+    )
+    by_lane = floats((NUM_GROUPS, 1))
+    nisa.tensor_reduce(dst=by_lane, op=nl.add, data=there, axis=1)
+    return total_of(transpose(by_lane))
+
+
+def take_out(state, token, rejected, rule):
+    """Where `rejected` [1, 1] is set: the target's masses become max(target - draft, 0), or lose the token.
+
+    Where nothing would be left, which only rounding can bring about, they stay. Without replacement, the draft's law
+    loses the token then.
+    """
+    masses, _, total = state["target"]
+    removed = spread(select(rejected, token, -1.0))
+    left = floats(masses.shape)
+    if rule == "target_only":
+        nisa.scalar_tensor_tensor(
+            dst=left, data=state["ids"], op0=nl.not_equal, operand0=removed, op1=nl.multiply, operand1=masses
+        )
+    else:
+        draft_masses, _, draft_total = state["draft"]
+        some = tensor_scalar(draft_total, nl.greater, 0.0, nl.multiply, rejected)
+        ratio = floats((1, 1))
+        nisa.reciprocal(dst=ratio, data=draft_total)
+        nisa.tensor_tensor(dst=ratio, data1=ratio, data2=total, op=nl.multiply)
+        nisa.tensor_scalar(dst=ratio, data=ratio, op0=nl.multiply, operand0=-1.0)
+        nisa.scalar_tensor_tensor(
+            dst=left,
+            data=draft_masses,
+            op0=nl.multiply,
+            operand0=spread(select(some, ratio, 0.0)),
+            op1=nl.add,
+            operand1=masses,
+        )
+        nisa.tensor_scalar(dst=left, data=left, op0=nl.maximum, operand0=0.0)
+    by_lane = floats((NUM_GROUPS, 1))
+    nisa.tensor_reduce(dst=by_lane, op=nl.add, data=left, axis=1)
+    copy_where(masses, left, spread(tensor_scalar(total_of(transpose(by_lane)), nl.greater, 0.0)))
+    sum_up(state["target"])
+    if rule == "without_replacement":
+        draft_masses = state["draft"][0]
+        nisa.scalar_tensor_tensor(
+            dst=draft_masses,
+            data=state["ids"],
+            op0=nl.not_equal,
+            operand0=removed,
+            op1=nl.multiply,
+            operand1=draft_masses,
+        )
+        sum_up(state["draft"])
