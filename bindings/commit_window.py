@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.caches import as_layers, chain_path, layer_scales, written
+from draft_verify.caches import as_layers, layer_scales, written
 from draft_verify.reference.commit_window import commit_window as reference
 
 
@@ -91,8 +91,6 @@ def commit_window(
             value_scale=value_scale,
         )
     else:
-        if path is None:
-            path = chain_path(seq_lens, keys[0].shape[0], keys[0].shape[2])
         outputs = launch(
             "commit_window",
             key_caches,
@@ -106,6 +104,7 @@ def commit_window(
             key_scale,
             value_scale,
             cache_layout,
+            path is None,
             ring,
             backend=backend,
             lnc=lnc,

@@ -107,44 +107,36 @@ def divide(numerator, divisor):
     return quotient, remainder
 
 
-def kept_rows(num_accepted, path, outside):
+def kept_rows(num_accepted, outside):
     """Flags [B, T] fp32: 1 where entry t of the path is a row to keep, 0 everywhere else.
 
-    A sequence with bad values keeps nothing: more rows than the window has, a path that does not start at 0 and rise,
-    a kept row that has no slot.
-
-    Args:
-        num_accepted: [B, 1] int32 tile.
-        path: [B, T] int32 tile.
-        outside: [B, T] fp32 tile, above 0 where entry t has no slot to go to; overwritten.
+    A sequence keeps nothing if num_accepted [B, 1] is T or more, or if `outside` [B, T] flags one of its kept rows.
     """
-    batch, window = path.shape
+    batch, window = outside.shape
     accepted = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
     kept = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=accepted, src=num_accepted)
     nisa.tensor_scalar(dst=kept, data=row_numbers(batch, window), op0=nl.less_equal, operand0=accepted)
 
-    # Row 0 first: path[:, 0] == 0; then rises; then stays below T; and num_accepted < T.
-    wrong = outside
-    past = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=past, data=path, op0=nl.greater_equal, operand0=float(window))
-    nisa.tensor_tensor(dst=wrong, data1=wrong, data2=past, op=nl.add)
+    wrong = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
+    good = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_tensor(dst=wrong, data1=outside, data2=kept, op=nl.multiply)
+    nisa.tensor_reduce(dst=good, op=nl.add, data=wrong, axis=1)
+    nisa.tensor_scalar(dst=good, data=good, op0=nl.equal, operand0=0.0)
+    nisa.tensor_scalar(dst=accepted, data=accepted, op0=nl.less, operand0=float(window))
+    nisa.tensor_scalar(dst=kept, data=kept, op0=nl.multiply, operand0=good, op1=nl.multiply, operand1=accepted)
+    return kept
+
+
+def flag_path(flags, path):
+    """Adds to `flags` [B, T] where `path` [B, T] does not start at 0, does not rise, or leaves the window."""
+    batch, window = path.shape
+    flag(flags, path, nl.greater_equal, float(window))
+    flag(flags[:, 0:1], path[:, 0:1], nl.not_equal, 0.0)
     if window > 1:
         falls = nl.ndarray((batch, window - 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=falls, data1=path[:, 1:window], data2=path[:, 0 : window - 1], op=nl.less_equal)
-        nisa.tensor_tensor(dst=wrong[:, 1:window], data1=wrong[:, 1:window], data2=falls, op=nl.add)
-    first = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=first, data=path[:, 0:1], op0=nl.not_equal, operand0=0.0)
-    nisa.tensor_tensor(dst=wrong[:, 0:1], data1=wrong[:, 0:1], data2=first, op=nl.add)
-    nisa.tensor_scalar(dst=first, data=accepted, op0=nl.greater_equal, operand0=float(window))
-    nisa.tensor_tensor(dst=wrong[:, 0:1], data1=wrong[:, 0:1], data2=first, op=nl.add)
-
-    # One wrong kept row spoils its sequence.
-    nisa.tensor_tensor(dst=wrong, data1=wrong, data2=kept, op=nl.multiply)
-    nisa.tensor_reduce(dst=first, op=nl.add, data=wrong, axis=1)
-    nisa.tensor_scalar(dst=first, data=first, op0=nl.equal, operand0=0.0)
-    nisa.tensor_scalar(dst=kept, data=kept, op0=nl.multiply, operand0=first)
-    return kept
+        nisa.tensor_tensor(dst=flags[:, 1:window], data1=flags[:, 1:window], data2=falls, op=nl.add)
 
 
 def last_rows(kept, num_accepted, slots):
@@ -171,8 +163,8 @@ def num_slots(cache, cache_layout, block_table):
     return cache.shape[2]
 
 
-def locate(position, cache, cache_layout, block_table, ring):
-    """Where positions [B, T] of each sequence are stored.
+def locate(position, span, cache, cache_layout, block_table, ring):
+    """Where positions [B, T] of each sequence are stored, the first of them the lowest, all within `span`.
 
     Returns:
         index: [B, T] int32, the row of the cache that holds the token's first head, without the share of the sequence
@@ -190,10 +182,9 @@ def locate(position, cache, cache_layout, block_table, ring):
         return position, outside
 
     # A ring's window may wrap to the first blocks, so all of its few table entries are read.
-    window = position.shape[1]
     entries = block_table.shape[1]
     block_size = slots // entries
-    touched = entries if ring else min(entries, (window + block_size - 2) // block_size + 1)
+    touched = entries if ring else min(entries, (span + block_size - 2) // block_size + 1)
     block, offset = block_of(position, block_table, block_size, touched)
     flag(outside, block, nl.less, 0.0)
     flag(outside, block, nl.greater_equal, float(cache.shape[0]))
@@ -277,16 +268,21 @@ def cache_rows(cache, cache_layout, head_dim):
     return cache.reshape((cache.size // size, size)), head_dim, cache.shape[3] if cache_layout == "BHDS" else 1
 
 
+def cache_columns(cache):
+    """Transposed keys in the same terms, seen along the slots: [rows, 1], S from element to element, 1 along a run."""
+    return cache.reshape((cache.size, 1)), cache.shape[3], 1
+
+
 def window_rows(window):
     """A window [B, Hkv, T, D] in the same terms."""
     batch, heads, rows, head_dim = window.shape
     return window.reshape((batch * heads * rows, head_dim)), rows * head_dim, 1
 
 
-def window_row_indices(path, move, heads, groups):
-    """`row_indices` of window rows path[b, t]."""
-    batch, rows = path.shape
-    return row_indices(path, move, groups, rows, heads * rows, batch * heads * rows)
+def window_row_indices(row, move, heads, groups, window):
+    """`row_indices` of rows [B, T] of a window [B, Hkv, window, D]."""
+    batch = row.shape[0]
+    return row_indices(row, move, groups, window, heads * window, batch * heads * window)
 
 
 def cache_row_indices(index, move, cache, cache_layout, heads):
@@ -339,19 +335,20 @@ def row_tiles(batch, groups, window):
     return tiles
 
 
-def on_partitions(index, tile):
-    """The rows of one tile of `index` [B, groups, T] as [rows, 1], a row a partition, as indirect DMAs want them."""
+def on_partitions(index, tile, columns=1):
+    """One tile of `index` [B, groups, Q] as [rows, columns], rows on partitions: what indirect DMAs take."""
     sequence, sequences, group, groups = tile
-    column = nl.ndarray((sequences * groups * index.shape[2], 1), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=column, src=index[sequence : sequence + sequences, group : group + groups, :])
-    return column
+    rows = sequences * groups * index.shape[2] // columns
+    indices = nl.ndarray((rows, columns), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=indices, src=index[sequence : sequence + sequences, group : group + groups, :])
+    return indices
 
 
-def staging(num_moves, count, row_heads, head_dim, dtype):
-    """Buffers [count, row_heads, D] of zeros, for rows on their way: what is not gathered stays zero."""
+def staging(num_moves, shape, dtype):
+    """Buffers of zeros for rows on their way: what is not gathered stays zero."""
     buffers = []
     for _ in range(min(NUM_BUFFERS, num_moves)):
-        buffer = nl.ndarray((count, row_heads, head_dim), dtype=dtype, buffer=nl.sbuf)
+        buffer = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
         nisa.memset(dst=buffer, value=0.0, engine=nisa.engine.vector)
         buffers.append(buffer)
     return buffers

@@ -9,6 +9,7 @@ from .cache_rows import (
     add_lengths,
     cache_row_indices,
     cache_rows,
+    flag_path,
     gather,
     in_order,
     kept_rows,
@@ -82,10 +83,11 @@ def compact(moves, lengths, heads, head_dim, cache_layout, scrub):
     accepted = load_lengths(num_accepted)
     paths = load_path(path)
     rows = row_numbers(batch, window)
-    source_slot, wrong = locate(add_lengths(seq_len, paths), cache, cache_layout, block_table, False)
-    target_slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, False)
+    source_slot, wrong = locate(add_lengths(seq_len, paths), window, cache, cache_layout, block_table, False)
+    target_slot, outside = locate(add_lengths(seq_len, rows), window, cache, cache_layout, block_table, False)
     nisa.tensor_tensor(dst=wrong, data1=wrong, data2=outside, op=nl.add)
-    kept = kept_rows(accepted, paths, wrong)
+    flag_path(wrong, paths)
+    kept = kept_rows(accepted, wrong)
 
     moved = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=moved, data1=paths, data2=rows, op=nl.not_equal)
@@ -101,7 +103,7 @@ def compact(moves, lengths, heads, head_dim, cache_layout, scrub):
     for tile in row_tiles(batch, groups, window):
         source = on_partitions(sources, tile)
         target = on_partitions(targets, tile)
-        buffers = staging(len(moves), source.shape[0], heads // groups, head_dim, cache.dtype)
+        buffers = staging(len(moves), (source.shape[0], heads // groups, head_dim), cache.dtype)
         for turn in range(len(moves)):
             cache, _, _, _ = moves[turn]
             buffer = buffers[turn % len(buffers)]

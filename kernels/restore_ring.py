@@ -70,15 +70,15 @@ def restore(moves, seq_lens, num_accepted, block_table, cache_layout):
 
     rows = row_numbers(batch, window)
     seq_len = load_lengths(seq_lens)
-    slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, True)
+    slot, outside = locate(add_lengths(seq_len, rows), window, cache, cache_layout, block_table, True)
     rejected = rejected_rows(rows, seq_len, load_lengths(num_accepted), outside)
-    sources = window_row_indices(rows, rejected, heads, groups)
+    sources = window_row_indices(rows, rejected, heads, groups, window)
     targets = cache_row_indices(slot, rejected, cache, cache_layout, heads)
 
     for tile in row_tiles(batch, groups, window):
         source = on_partitions(sources, tile)
         target = on_partitions(targets, tile)
-        buffers = staging(len(moves), source.shape[0], heads // groups, head_dim, cache.dtype)
+        buffers = staging(len(moves), (source.shape[0], heads // groups, head_dim), cache.dtype)
         for turn in range(len(moves)):
             saved, cache, _, _ = moves[turn]
             buffer = buffers[turn % len(buffers)]

@@ -66,7 +66,9 @@ def save(moves, seq_lens, block_table, cache_layout):
     groups = row_groups(heads, cache_layout)
 
     seq_len = load_lengths(seq_lens)
-    slot, outside = locate(add_lengths(seq_len, row_numbers(batch, window)), cache, cache_layout, block_table, True)
+    slot, outside = locate(
+        add_lengths(seq_len, row_numbers(batch, window)), window, cache, cache_layout, block_table, True
+    )
     inside = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=inside, data=outside, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=not_negative(seq_len)
@@ -76,7 +78,7 @@ def save(moves, seq_lens, block_table, cache_layout):
     for tile in row_tiles(batch, groups, window):
         sequence, sequences, group, tile_groups = tile
         source = on_partitions(sources, tile)
-        buffers = staging(len(moves), source.shape[0], heads // groups, head_dim, cache.dtype)
+        buffers = staging(len(moves), (source.shape[0], heads // groups, head_dim), cache.dtype)
         for turn in range(len(moves)):
             cache, saved, _, _ = moves[turn]
             buffer = buffers[turn % len(buffers)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass
 
@@ -136,12 +137,15 @@ def make_case(
 
 
 @st.composite
-def cases(draw, ring: bool | None = None) -> Case:
+def cases(draw, ring: bool | None = None, tree: bool | None = None, sizes: tuple = ()) -> Case:
+    """Any kind of cache; `sizes` are the (batch, heads, rows) to choose from, all combinations by default."""
+    sizes = sizes or tuple(itertools.product([1, 2, 3, 5], [1, 2, 3, 8], [1, 2, 5, 8, 17]))
+    batch, heads, rows = draw(st.sampled_from(sizes))
     return make_case(
         draw(st.integers(0, 2**32 - 1)),
-        batch=draw(st.sampled_from([1, 2, 3, 5])),
-        heads=draw(st.sampled_from([1, 2, 3, 8])),
-        rows=draw(st.sampled_from([1, 2, 5, 8, 17])),
+        batch=batch,
+        heads=heads,
+        rows=rows,
         head_dim=draw(st.sampled_from([4, 16, 64])),
         slots=draw(st.sampled_from([3, 16, 33])),
         layers=draw(st.sampled_from([1, 2, 3])),
@@ -150,7 +154,7 @@ def cases(draw, ring: bool | None = None) -> Case:
         cache_layout=draw(st.sampled_from(["BHSD", "BHDS", "NHPD", "NPHD"])),
         block_size=draw(st.sampled_from([1, 4, 6, 16])),
         ring=draw(st.booleans()) if ring is None else ring,
-        tree=draw(st.booleans()),
+        tree=draw(st.booleans()) if tree is None else tree,
     )
 
 

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draft_verify.backends import launch
-from draft_verify.caches import chain_path
 from draft_verify.commit_window import commit_window
 from tests.cache_cases import BACKEND, BFLOAT16, FLOAT8, cases, make_case, same_bytes
 
@@ -22,6 +21,15 @@ def commit(case, caches, **options):
 
 @given(case=cases(), lnc=st.sampled_from([1, 2]))
 def test_the_kernel_leaves_every_byte_of_every_cache_as_the_reference_does(case, lnc):
+    expected, actual = case.cache_copies(), case.cache_copies()
+    commit(case, expected, backend="reference")
+    commit(case, actual, backend=BACKEND, lnc=lnc)
+    assert same_bytes(actual[0], expected[0]), "keys"
+    assert same_bytes(actual[1], expected[1]), "values"
+
+
+@given(case=cases(tree=False, sizes=((4, 8, 8), (16, 3, 5), (1, 2, 128))), lnc=st.sampled_from([1, 2]))
+def test_many_rows_move_in_runs_that_end_where_a_block_or_the_kept_rows_do(case, lnc):
     expected, actual = case.cache_copies(), case.cache_copies()
     commit(case, expected, backend="reference")
     commit(case, actual, backend=BACKEND, lnc=lnc)
@@ -117,7 +125,7 @@ def bad_values():
 def test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot(cache_layout, change):
     case = make_case(11, rows=5, slots=40, block_size=4, cache_layout=cache_layout)
     case.seq_lens[:], case.num_accepted[:] = [3, 5, 7], [2, 2, 1]
-    case.path = chain_path(case.seq_lens, 3, 5)
+    case.path = np.tile(np.arange(5, dtype=np.int32), (3, 1))
     if case.block_table is not None:
         case.block_table[:] = np.arange(30, dtype=np.int32).reshape(3, 10)
     expected, actual = case.cache_copies(), case.cache_copies()
@@ -133,7 +141,7 @@ def test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot(cache_layout,
 def test_on_the_device_a_sequence_with_a_bad_block_is_an_empty_slot(cache_layout, block):
     case = make_case(12, rows=5, slots=40, block_size=4, cache_layout=cache_layout)
     case.seq_lens[:], case.num_accepted[:] = [3, 5, 38], [2, 4, 1]
-    case.path = chain_path(case.seq_lens, 3, 5)
+    case.path = np.tile(np.arange(5, dtype=np.int32), (3, 1))
     case.block_table[:] = np.arange(30, dtype=np.int32).reshape(3, 10)
     case.block_table[1, 2] = block
     expected, actual = case.cache_copies(), case.cache_copies()
@@ -147,7 +155,7 @@ def launch_commit(case, caches):
     """Past the checks, as a device calls it: values are not known there."""
     outputs = launch(
         "commit_window", *caches, case.keys, case.values, case.seq_lens, case.num_accepted, case.path,
-        case.block_table, None, None, case.cache_layout, case.ring, backend=BACKEND, lnc=1,
+        case.block_table, None, None, case.cache_layout, case.path is None, case.ring, backend=BACKEND, lnc=1,
     )  # fmt: skip
     for array, output in zip(caches[0] + caches[1], outputs):
         array[...] = output

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import Mutant
 
 COMMIT = "tests/test_commit_window.py::test_the_kernel_leaves_every_byte_of_every_cache_as_the_reference_does"
+RUNS = "tests/test_commit_window.py::test_many_rows_move_in_runs_that_end_where_a_block_or_the_kept_rows_do"
 COMPACT = "tests/test_compact_window.py::test_the_kernel_leaves_every_byte_of_every_cache_as_the_reference_does"
 RING = "tests/test_ring.py::test_the_kernels_save_and_restore_every_byte_as_the_references_do"
 DEVICE = "tests/test_commit_window.py::test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot"
@@ -54,9 +55,23 @@ MUTANTS = [
     Mutant(
         "bad values are not looked for on the device",
         ROWS,
-        "nisa.tensor_scalar(dst=first, data=first, op0=nl.equal, operand0=0.0)",
-        "nisa.tensor_scalar(dst=first, data=first, op0=nl.greater_equal, operand0=0.0)",
+        "nisa.tensor_scalar(dst=good, data=good, op0=nl.equal, operand0=0.0)",
+        "nisa.tensor_scalar(dst=good, data=good, op0=nl.greater_equal, operand0=0.0)",
         (DEVICE,),
+    ),
+    Mutant(
+        "a run of rows does not end where its block or ring does",
+        "kernels/commit_window.py",
+        'unit = cache.shape[2] if cache_layout == "NHPD" else slots if ring else 0',
+        "unit = 0",
+        (RUNS,),
+    ),
+    Mutant(
+        "every run starts at row 0",
+        "kernels/window_runs.py",
+        "data1=end, data2=rest, op=nl.subtract",
+        "data1=end, data2=end, op=nl.subtract",
+        (RUNS,),
     ),
     Mutant("fp8 saturates at torch's largest", "kernels/commit_window.py", "= 240.0", "= 448.0", (FP8,)),
     Mutant(
