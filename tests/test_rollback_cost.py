@@ -37,9 +37,7 @@ def test_a_cost_after_a_whole_run_counts_the_same_rows_as_one_from_the_indices_a
     case = next(c for c in rollback(True) if c.operation == "commit_window" and c.shape["layers"] == 1)
     (program,) = programs_of(case, 1)
     from_indices = dict(program.moved)
-    args, options = case.inputs(np.zeros)
-    key_cache, value_cache, key, value, seq_lens, num_accepted = args
-    path = np.tile(np.arange(key.shape[2], dtype=np.int32), (len(seq_lens), 1))
+    arrays, options = case.inputs(np.zeros)
     assert options == {"cache_layout": "BHSD"}
-    program.run(*(array for array in (key_cache, value_cache, key, value, seq_lens, num_accepted, path)))
+    program.run(*arrays)
     assert program.moved == from_indices and from_indices
