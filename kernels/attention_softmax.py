@@ -165,7 +165,7 @@ def chain_sees(shape, row):
     sees = tile(size)
     nisa.iota(dst=column, pattern=[[1, shape.window]], offset=0, channel_multiplier=0)
     nisa.tensor_scalar(dst=sees, data=column, op0=nl.less_equal, operand0=row)
-    if 0 < shape.sliding_window < shape.window:
+    if shape.sliding_window > 0 and shape.sliding_window < shape.window:
         near = tile(size)
         nisa.tensor_scalar(
             dst=near,

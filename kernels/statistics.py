@@ -309,7 +309,7 @@ def best_finite(logits, index, maxima, candidates, vocab_size, partition_ids):
     is_finite = nl.ndarray(row.shape, dtype=nl.uint16, buffer=nl.sbuf)
     finite = nl.ndarray(row.shape, dtype=row.dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_finite, data=row, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)
-    nisa.select_reduce(dst=finite, predicate=is_finite, on_true=row, on_false=FILL)
+    nisa.select_reduce(dst=finite, predicate=is_finite, on_true=row, on_false=FILL, reduce_cmd=nisa.reduce_cmd.idle)
     lane_best(finite, maxima, candidates, partition_ids)
 
 
