@@ -13,6 +13,7 @@ import numpy as np
 from draft_verify.reference.tensors import is_torch, to_numpy, to_torch
 
 from . import capacity, context, dtypes, initialisation, races
+from .enums import dge_mode
 from .instruction import Refusal
 from .program import Program
 from .tensor import NkiTensor, Storage
@@ -79,6 +80,7 @@ class Kernel:
             with Tracer(program, core).active():
                 returned.append(self.function(*opaque.args, **opaque.kwargs))
         program.outputs = _outputs(returned, program)
+        _check_static_dmas(program)
         for check in (races.check, initialisation.check, capacity.check):
             check(program)
         return program
@@ -172,6 +174,8 @@ def _key(value, arrays: list):
         raise Refusal("a kernel takes nl dtypes, no NumPy dtypes", argument=value)
     if isinstance(value, np.generic):
         raise Refusal("a kernel takes Python numbers, no NumPy scalars", argument=repr(value))
+    if isinstance(value, int) and not -(2**31) <= value < 2**31:
+        raise Refusal("a kernel's int arguments fit 32 bits", argument=value)
     if value is None or isinstance(value, (bool, int, float, str, Enum)):
         return (type(value), value)
     if isinstance(value, dict):
@@ -204,6 +208,19 @@ def _opaque(value, path: str, tensor):
     for name, item in sorted(fields.items()):
         object.__setattr__(clone, name, _opaque(item, f"{path}_{name}", tensor))
     return clone
+
+
+def _check_static_dmas(program: Program) -> None:
+    """A DMA with prebuilt descriptors inside a runtime loop reaches internal tensors only (BIR251, BIR252)."""
+    for core in range(program.lnc):
+        for call in program.calls(core):
+            if call.loop is not None and call.args.get("dge_mode") is dge_mode.none:
+                for name, tensor, _ in call.tensors():
+                    if tensor.storage.kind in ("input", "output"):
+                        refusal = Refusal(f"{name} is an argument or result of the kernel: inside a runtime loop leave "
+                                          "dge_mode to the compiler, or use swdge or hwdge", tensor=tensor)  # fmt: skip
+                        refusal.where = f"{call.source}: nisa.{call.instruction.name}: "
+                        raise refusal
 
 
 def _outputs(results, program: Program):

@@ -148,6 +148,7 @@ BAD_ARGUMENTS = {
     "numpy dtype": np.float32,
     "numpy scalar": np.float32(1),
     "float64 array": np.zeros((4, 8)),
+    "64-bit int": 2**31,
     "int64 array": np.zeros((4, 8), np.int64),
 }
 

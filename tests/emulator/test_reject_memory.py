@@ -464,6 +464,17 @@ def dynamic_range(x, wrong):
     return stored(tile)
 
 
+@row("22 prebuilt descriptors in a loop", "dma_copy: src is an argument or result of the kernel", X, COUNT)
+def static_dma(x, count, wrong):
+    tile = nl.zeros((128, 64), nl.float32)
+
+    def body(i):
+        nisa.dma_copy(tile, x, dge_mode=nisa.dge_mode.none if wrong else nisa.dge_mode.hwdge)
+
+    nl.fori_loop(0, register(nl.load(count)), body)
+    return stored(tile)
+
+
 @row("22 scheduling edge into a loop", "must not cross the boundary", X, COUNT)
 def crossing_edge(x, count, wrong):
     tile = nl.load(x)
