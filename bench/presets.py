@@ -8,7 +8,7 @@ speculative figures but where a preset says "measured"; misses are shown as they
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .speedup import StepCost, conditional, expected_tokens, fit_step_cost
@@ -16,6 +16,7 @@ from .speedup import StepCost, conditional, expected_tokens, fit_step_cost
 HBM_GB_PER_S = 2 * 362  # a logical core of two physical ones (LNC 2, trn2's default): nki-reference.md section 4
 LAYER_MS = 0.175
 BYTES_PER_WEIGHT = 2  # bfloat16
+TILE = 128  # the cache slots an attention kernel takes at a time
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,16 @@ class Model:
         return (
             self.weights_read * BYTES_PER_WEIGHT / (tensor_parallel * HBM_GB_PER_S * 1e6) + self.num_layers * LAYER_MS
         )
+
+    def attention_ms(self, tensor_parallel: int, rows: int, context: int, batch: int) -> float:
+        """Modelled time of all layers' verify_attention on one rank, as if 8 query heads shared a key/value head."""
+        from .cost import measure
+        from .shapes import attention_case
+
+        heads = max(1, self.num_kv_heads // tensor_parallel)
+        slots = -(-(context + rows) // TILE) * TILE
+        shape = {"B": batch * heads, "T": rows, "S": slots, "D": self.head_size}
+        return self.num_layers * measure(attention_case("BHDS", shape), lnc=2)[0].bound_us / 1000
 
 
 QWEN3_32B = Model("Qwen3-32B", 64, 5120, 25600, 64, 8, 128, 151936)
@@ -93,6 +104,22 @@ class Preset:
             return self.measured_cost
         step_ms = self.target.step_ms(self.tensor_parallel)
         return StepCost(c=self.draft_model.step_ms(self.tensor_parallel) / step_ms, step_ms=step_ms)
+
+    def cost_at(self, context: int, batch: int) -> StepCost:
+        """The modelled cost with the attention of `batch` sequences of `context` tokens, by this library's kernel.
+
+        Raises ValueError for a preset whose cost is measured.
+        """
+        if self.draft_model is None:
+            raise ValueError(f"{self.title}: its step cost is measured, not modelled")
+
+        def step_ms(model: Model, rows: int) -> float:
+            return model.step_ms(self.tensor_parallel) + model.attention_ms(self.tensor_parallel, rows, context, batch)
+
+        plain = step_ms(self.target, 1)
+        windows = (7, 15)
+        cost = fit_step_cost(windows, [step_ms(self.target, window + 1) for window in windows], plain)
+        return replace(cost, c=step_ms(self.draft_model, 1) / plain)
 
     def predicted(self, num_draft_tokens: int) -> float:
         """Speedup at K."""

@@ -6,7 +6,6 @@ The grid is B 1/4/16 sequences, T 4/8/16 window rows, S 2k/8k/32k cache slots, h
 
 from __future__ import annotations
 
-import importlib
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,8 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+import draft_verify
 
 BATCHES = (1, 4, 16)
 ROWS = (4, 8, 16)
@@ -55,7 +56,7 @@ class Case:
 
 def public(operation: str) -> Callable:
     """`draft_verify.<operation>`."""
-    return getattr(importlib.import_module(f"draft_verify.{operation}"), operation)
+    return getattr(draft_verify, operation)
 
 
 def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
@@ -90,18 +91,18 @@ def attention(quick: bool) -> Iterator[Case]:
     """Every slot live that can be; transposed keys as AWS's kernel has them, and the other layouts."""
     for point in _grid(quick, B=BATCHES, T=ROWS, S=SLOTS, D=HEAD_SIZES):
         for layout in ("BHDS", "BHSD"):
-            yield _attention(layout, point, cache_layout=layout)
+            yield attention_case(layout, point, cache_layout=layout)
     point = {"B": 4, "T": 8, "S": 8192, "D": 128}
-    yield _attention("NHPD blocks of 16", point, cache_layout="NHPD", block=16)
-    yield _attention("NPHD blocks of 256", point, cache_layout="NPHD", block=256)
-    yield _attention("BHDS fp8", point, cache_layout="BHDS", cache_dtype=FP8)
-    yield _attention("BHDS window of 1024", point, cache_layout="BHDS", sliding_window=1024)
-    yield _attention("BHDS lengths 500 to 8000", point, cache_layout="BHDS", lengths=(500, 1000, 4000, 8000))
-    yield _attention("BHDS tree", point | {"B": 1, "T": 64}, cache_layout="BHDS", tree=True)
-    yield _attention("merge_attention", point)
+    yield attention_case("NHPD blocks of 16", point, cache_layout="NHPD", block=16)
+    yield attention_case("NPHD blocks of 256", point, cache_layout="NPHD", block=256)
+    yield attention_case("BHDS fp8", point, cache_layout="BHDS", cache_dtype=FP8)
+    yield attention_case("BHDS window of 1024", point, cache_layout="BHDS", sliding_window=1024)
+    yield attention_case("BHDS lengths 500 to 8000", point, cache_layout="BHDS", lengths=(500, 1000, 4000, 8000))
+    yield attention_case("BHDS tree", point | {"B": 1, "T": 64}, cache_layout="BHDS", tree=True)
+    yield _merge(point)
 
 
-def _attention(
+def attention_case(
     variant: str,
     point: dict[str, int],
     *,
@@ -114,8 +115,6 @@ def _attention(
 ) -> Case:
     batch, rows, slots, size = point["B"], point["T"], point["S"], point["D"]
     lengths = lengths or (slots - rows,) * batch
-    if variant == "merge_attention":
-        return _merge(point)
 
     def inputs(make: Make) -> tuple[tuple, dict]:
         window = (batch, 1, rows, size)
@@ -222,10 +221,12 @@ def rollback(quick: bool) -> Iterator[Case]:
             for layers in (1, 8):
                 yield _commit(point | {"D": 128, "layers": layers}, layout)
         yield _compact(point | {"D": 128})
+        yield from _ring(point | {"D": 128})
         shape = point | {"H": HIDDEN}
         moved = 2 * point["B"] * HIDDEN * 2
         yield Case("select_hidden", "", shape, _select_inputs(shape, (HIDDEN,)), moved)
         state = 2**20 // 2
+        yield _shift(point | {"C": HIDDEN})
         shape = point | {"bytes": 2**20}
         yield Case(
             "select_state",
@@ -279,6 +280,42 @@ def _compact(point: dict[str, int]) -> Case:
         return (make(keys, BF16), make(values, BF16), lengths, path, np.full(batch, accepted, np.int32)), options
 
     return Case("compact_window", "BHSD", point, inputs, 2 * 2 * batch * accepted * ROLLBACK_HEADS * size * 2)
+
+
+def _ring(point: dict[str, int]) -> Iterator[Case]:
+    """A window of rows saved, and the rejected half of them restored."""
+    batch, rows, size = point["B"], point["T"], point["D"]
+    accepted = (rows - 1) // 2
+    row = 2 * 2 * batch * ROLLBACK_HEADS * size * 2  # read and written, keys and values
+    lengths = np.full(batch, 2 * ROLLBACK_SLOTS - rows // 2, np.int32)
+
+    def rings(make: Make) -> tuple:
+        keys, values, _ = _cache_shapes("BHSD", batch, size)
+        return make(keys, BF16), make(values, BF16)
+
+    def saved(make: Make) -> tuple:
+        window = (batch, ROLLBACK_HEADS, rows, size)
+        return make(window, BF16), make(window, BF16)
+
+    yield Case("save_ring", "BHSD", point, lambda make: ((*rings(make), lengths, rows), {}), rows * row)
+    yield Case(
+        "restore_ring",
+        "BHSD",
+        point,
+        lambda make: ((*rings(make), *saved(make), lengths, np.full(batch, accepted, np.int32)), {}),
+        (rows - accepted - 1) * row,
+    )
+
+
+def _shift(point: dict[str, int], width: int = 4) -> Case:
+    """The inputs of a causal convolution of `width` over C channels."""
+    batch, rows, channels = point["B"], point["T"], point["C"]
+
+    def inputs(make: Make) -> tuple[tuple, dict]:
+        history = make((batch, channels, width - 1 + rows), BF16)
+        return (history, np.full(batch, (rows - 1) // 2, np.int32), rows), {}
+
+    return Case("shift_conv_window", f"width {width}", point, inputs, 2 * batch * channels * (width - 1) * 2)
 
 
 def _select_inputs(point: dict[str, int], row: tuple[int, ...]):

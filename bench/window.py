@@ -204,6 +204,8 @@ def _rates(arguments: argparse.Namespace, preset: Preset | None) -> list[float]:
 def _cost(arguments: argparse.Namespace, preset: Preset | None) -> StepCost:
     if arguments.times is not None:
         cost = read_times(arguments.times)
+    elif arguments.context is not None and preset is not None:
+        cost = preset.cost_at(arguments.context, arguments.batch)
     else:
         cost = preset.cost if preset is not None else StepCost()
     given = {name: value for name in ("v0", "beta", "c", "step_ms") if (value := getattr(arguments, name)) is not None}
@@ -224,6 +226,12 @@ def parser() -> argparse.ArgumentParser:
     cost.add_argument("--c", type=float, help="drafting one token (default 0)")
     cost.add_argument("--times", type=Path, metavar="CSV", help="fit them: num_draft_tokens,step_ms[,draft_ms]")
     cost.add_argument("--step-ms", type=float, metavar="MS", help="time of a plain target step")
+    cost.add_argument(
+        "--context",
+        type=int,
+        metavar="L",
+        help="with --preset: model attention over L tokens too, for --batch sequences",
+    )
     parser.add_argument("--max", type=int, default=MAX_DRAFT_TOKENS, metavar="K", help="largest window (default 15)")
     parser.add_argument("--trees", type=Path, metavar="JSON", help="rates [depth][rank]: the best trees too")
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="of an hour, for tokens a dollar")

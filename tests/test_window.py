@@ -213,6 +213,16 @@ def test_configurations_add_up_to_the_models_published_sizes():
         assert model.weights_read + embedding[model] == pytest.approx(parameters, rel=0.01)
 
 
+def test_attention_over_a_long_context_makes_the_step_longer_and_the_rows_dearer():
+    preset = PRESETS["qwen3-32b+1.7b"]
+    cost = preset.cost_at(context=2000, batch=2)
+    assert cost.step_ms > preset.cost.step_ms
+    assert 0 < cost.beta < 0.01 and cost.v0 == pytest.approx(1, abs=0.05)
+    assert 0 < cost.c < 1
+    with pytest.raises(ValueError, match="measured, not modelled"):
+        PRESETS["gpt-oss-20b+p-eagle"].cost_at(context=2000, batch=2)
+
+
 def test_rates_from_lengths_give_the_lengths_back():
     lengths = {1: 1.90, 2: 2.68, 3: 3.17, 4: 3.62, 7: 4.08}
     rates = rates_from_lengths(lengths)
