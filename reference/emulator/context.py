@@ -28,13 +28,7 @@ def note(text: str) -> None:
         tracers[-1].note(text)
 
 
-running: list = []
-
-
-def runtime_note(text: str) -> None:
-    """Records something that a run met in the notes of the running program."""
-    if running and text not in running[-1].notes:
-        running[-1].notes.append(text)
+running: list = []  # programs being run
 
 
 def kernel_line() -> str:

@@ -6,7 +6,7 @@ import numpy as np
 
 from . import context, hazards
 from .instruction import Call, Refusal
-from .memory import Memory, Place, Written, strided
+from .memory import POISON, Memory, Place, Written, strided
 from .opaque import VirtualRegister
 from .program import Program
 from .races import Contention
@@ -224,6 +224,8 @@ def reset(program: Program, memory: Memory) -> None:
     """At the start of a run nothing is written but arguments and constants."""
     memory.last_read.clear()
     for storage in program.storages:
+        if storage.poisoned and storage in memory.bytes:
+            memory.bytes[storage][:] = POISON
         if storage.tracked:
             memory.written[storage] = Written(storage, storage.kind == "input" or storage.constant is not None)
         if storage.contended:

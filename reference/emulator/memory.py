@@ -8,6 +8,8 @@ import numpy as np
 
 from .tensor import NkiTensor, Storage
 
+POISON = 0xFF  # NaN in every float dtype, -1 or the largest integer
+
 
 def strided(memory: np.ndarray, tensor: NkiTensor, offset: int, shape=None, strides=None) -> np.ndarray:
     """A view of flat bytes by a tensor's pattern (or another one), in elements of the tensor's dtype."""

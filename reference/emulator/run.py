@@ -13,8 +13,6 @@ from .opaque import VirtualRegister
 from .program import Block, Loop, Program
 from .tensor import PARTITIONS, NkiTensor
 
-_POISON = 0xFF  # NaN in every float dtype, -1 or the largest integer
-
 
 @dataclass
 class MachineState:
@@ -69,7 +67,7 @@ class Linked:
             for storage in call.storages():
                 if storage.on_chip and storage not in self.memory.bytes:
                     spare = free.get(storage.nbytes) if not storage.poisoned else None
-                    self.memory.bytes[storage] = spare.pop() if spare else np.full(storage.nbytes, _POISON, np.uint8)
+                    self.memory.bytes[storage] = spare.pop() if spare else np.empty(storage.nbytes, np.uint8)
 
         def release(call: Call):
             for storage in dying.get(call.index, ()):
