@@ -6,6 +6,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+import draft_verify
 from draft_verify.bench import device
 from draft_verify.bench.shapes import Case, cases
 
@@ -22,9 +23,7 @@ double.wrong = 0.0
 
 @pytest.fixture
 def case(monkeypatch):
-    module = ModuleType("draft_verify.double")
-    module.double = double
-    monkeypatch.setitem(sys.modules, "draft_verify.double", module)
+    monkeypatch.setattr(draft_verify, "double", double, raising=False)
     monkeypatch.setattr(double, "wrong", 0.0)
     return Case("double", "", {"N": 8}, lambda make: ((make((8,), np.float32),), {"scale": 1.0}), 64)
 
