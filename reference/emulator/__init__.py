@@ -7,7 +7,7 @@ from types import ModuleType
 
 from . import collectives, enums, isa, language
 from .instruction import NkiValidationError, Refusal
-from .launch import Kernel, NKIObject, jit, simulate, trace
+from .launch import Kernel, NKIObject, jit, set_strict, simulate, trace
 from .program import Block, Loop, Program
 from .tensor import NkiTensor, Storage
 
@@ -24,6 +24,7 @@ __all__ = [
     "install",
     "jit",
     "modules",
+    "set_strict",
     "simulate",
     "trace",
 ]

@@ -51,7 +51,8 @@ class Kernel:
             return self.function(*args, **kwargs)
         return self.launch(args, kwargs)
 
-    def launch(self, args, kwargs, strict: bool = False):
+    def launch(self, args, kwargs, strict: bool | None = None):
+        strict = _strict if strict is None else strict
         arguments, arrays = self._bind(args, kwargs), []
         key = (self.lnc, self.grid_ndim, strict, *(_key(value, arrays) for value in arguments.arguments.values()))
         program = self.programs.get(key)
@@ -60,9 +61,9 @@ class Kernel:
         results = program.run(*map(to_numpy, arrays))
         return to_torch(results) if any(map(is_torch, arrays)) else results
 
-    def trace(self, args, kwargs, strict: bool = False) -> Program:
+    def trace(self, args, kwargs, strict: bool | None = None) -> Program:
         """The program for arguments like these; of arrays only shape and dtype are looked at."""
-        return self._trace(self._bind(args, kwargs), strict)
+        return self._trace(self._bind(args, kwargs), _strict if strict is None else strict)
 
     def _bind(self, args, kwargs) -> inspect.BoundArguments:
         try:
@@ -123,13 +124,22 @@ def jit(function=None, **options):
     return function if isinstance(function, Kernel) else Kernel(function)
 
 
-def simulate(kernel, strict: bool = False):
+_strict = False
+
+
+def set_strict(strict: bool) -> None:
+    """Whether what is risky but legal is an error where a call does not say; a note otherwise."""
+    global _strict
+    _strict = strict
+
+
+def simulate(kernel, strict: bool | None = None):
     """A callable that runs `kernel` on NumPy arrays or torch tensors and returns the same kind."""
     kernel = jit(kernel)
     return lambda *args, **kwargs: kernel.launch(args, kwargs, strict)
 
 
-def trace(kernel, *args, strict: bool = False, **kwargs) -> Program:
+def trace(kernel, *args, strict: bool | None = None, **kwargs) -> Program:
     """The program of `kernel` (or `kernel[2]`) for arguments like these, not run."""
     return jit(kernel).trace(args, kwargs, strict)
 
