@@ -8,8 +8,10 @@ from draft_verify.compact_window import compact_window
 from draft_verify.greedy_acceptance import greedy_acceptance
 from draft_verify.merge_attention import merge_attention
 from draft_verify.reference.acceptance import Acceptance
+from draft_verify.reference.sample_tokens import SampledTokens
 from draft_verify.rejection_sampling import rejection_sampling
 from draft_verify.ring import restore_ring, ring_slots, save_ring
+from draft_verify.sample_tokens import sample_tokens
 from draft_verify.select_hidden import select_hidden
 from draft_verify.select_state import select_state, shift_conv_window, state_slots
 from draft_verify.tree_acceptance import tree_acceptance
@@ -21,6 +23,7 @@ __all__ = [
     "Acceptance",
     "AcceptanceStats",
     "CacheWindow",
+    "SampledTokens",
     "blocks_needed",
     "blocks_to_free",
     "check_pair",
@@ -32,6 +35,7 @@ __all__ = [
     "rejection_sampling",
     "restore_ring",
     "ring_slots",
+    "sample_tokens",
     "save_ring",
     "select_hidden",
     "select_state",

@@ -528,3 +528,16 @@ def tree_acceptance(
             array(argument, law, (batch, rows, target_logits.shape[2]), FLOATS)
     sampling(batch, temperature, top_k, top_p, min_p)
     return batch, rows, vocab_size
+
+
+def sample_tokens(
+    logits: Any, uniforms_: Any, temperature: Any, top_k: Any, top_p: Any, min_p: Any, vocab_size: int | None
+) -> tuple[int, int]:
+    array("logits", logits, ("B", "V"), FLOATS)
+    batch, width = logits.shape
+    expect(batch >= 1, "logits", f"a batch of {batch}", "at least one row")
+    vocab_size = width if vocab_size is None else vocab_size
+    expect(1 <= vocab_size <= min(width, MAX_VOCAB), "vocab_size", vocab_size, f"1 to V = {width}, at most {MAX_VOCAB}")
+    uniforms(uniforms_, batch, 2)
+    sampling(batch, temperature, top_k, top_p, min_p)
+    return batch, vocab_size

@@ -20,6 +20,7 @@ import torch
 
 from draft_verify import arrays, backends
 from draft_verify.reference.acceptance import Acceptance
+from draft_verify.reference.sample_tokens import SampledTokens
 
 _TYPES = {
     "backend": "str",
@@ -57,6 +58,9 @@ _LAYERED = {
 }
 _OPTIONAL = {"verify_attention": ("key", "value")}  # may be None, but must be said
 
+# Results with names, by their annotation; entries that are None are left out of an operator's list, and come last.
+_NAMED_RESULTS = {"Acceptance": Acceptance, "SampledTokens": SampledTokens}
+
 _library = torch.library.Library("draft_verify", "DEF")
 _functions: dict[str, Callable] = {}
 
@@ -83,8 +87,9 @@ def call(name: str, arguments: dict[str, Any]) -> Any:
     results = getattr(torch.ops.draft_verify, name)(**inputs)
     if written:
         return tuple(arguments[argument] for argument in written)
-    if inspect.signature(_functions[name]).return_annotation == "Acceptance":
-        return Acceptance(*results)
+    named = _NAMED_RESULTS.get(inspect.signature(_functions[name]).return_annotation)
+    if named is not None:
+        return named(*results)
     if name in _LAYERED and isinstance(arguments["key_cache"], tuple | list):
         return tuple(results[: len(results) // 2]), tuple(results[len(results) // 2 :])
     return results[0] if len(results) == 1 else tuple(results)
@@ -179,6 +184,13 @@ def _acceptance_outputs(draft_tokens: torch.Tensor, target_logits: torch.Tensor,
     return [tokens, num_accepted, torch.empty_like(tokens), torch.empty_like(num_accepted, dtype=torch.bool)]
 
 
+def _sampled_outputs(logits: torch.Tensor, return_law: bool, **_: Any) -> list[torch.Tensor]:
+    batch = (logits.shape[0],)
+    tokens, probs = logits.new_empty(batch, dtype=torch.int32), logits.new_empty(batch, dtype=torch.float32)
+    law = [torch.empty_like(logits, dtype=torch.float32)] if return_law else []
+    return [tokens, probs, torch.empty_like(tokens, dtype=torch.bool), *law]
+
+
 def _attention_outputs(query: torch.Tensor, return_lse: bool, **_: Any) -> list[torch.Tensor]:
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     return [output, query.new_empty(query.shape[:3], dtype=torch.float32)] if return_lse else [output]
@@ -212,6 +224,7 @@ def _saved_outputs(
 _OUTPUTS = {
     "greedy_acceptance": _acceptance_outputs,
     "rejection_sampling": _acceptance_outputs,
+    "sample_tokens": _sampled_outputs,
     "tree_acceptance": _acceptance_outputs,
     "typical_acceptance": _acceptance_outputs,
     "verify_attention": _attention_outputs,

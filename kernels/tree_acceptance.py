@@ -19,11 +19,21 @@ from .chain import (
     sequence_chunks,
     store_acceptance,
     to_int,
-    to_rows,
 )
 from .draw import draw, load_uniforms
+from .node_facts import (
+    BEST,
+    DRAFT_OK,
+    DRAFT_PEAK,
+    DRAFT_THRESHOLD,
+    NODE_FACTS,
+    TARGET_OK,
+    TARGET_PEAK,
+    TARGET_THRESHOLD,
+    node_facts,
+)
 from .row_facts import load_parameters
-from .statistics import combine_lanes, first_of_largest, lane_statistics, replace_spoiled
+from .statistics import replace_spoiled
 from .truncation import clear_below
 from .vocabulary import (
     FILL,
@@ -38,9 +48,7 @@ from .vocabulary import (
     transpose,
 )
 
-# What a walk needs to know of a node, and what it leaves.
-TARGET_OK, BEST, TARGET_PEAK, TARGET_THRESHOLD = 0, 1, 2, 3
-DRAFT_OK, DRAFT_PEAK, DRAFT_THRESHOLD, NODE_FACTS = 4, 5, 6, 7
+# What a walk leaves.
 END_ROW, END_ACCEPTED, END_BEST, END_SPOILED, END_INVALID, END_DRAWN, END_FACTS = 0, 1, 2, 3, 4, 5, 6
 
 
@@ -182,41 +190,6 @@ def require_tree(good, active, parents, counted, row_number):
     right = tensor_scalar(wrong, nl.equal, 0.0)
     nisa.tensor_tensor(dst=good, data1=good, data2=right, op=nl.multiply)
     nisa.tensor_tensor(dst=active, data1=active, data2=right, op=nl.multiply)
-
-
-def node_facts(first, count, target_logits, draft_law, draft_kind, vocab_size, scale, limits, partition_ids):
-    """[1, NODE_FACTS, B, T] fp32, reading every target and draft row once."""
-    _, rows, _ = target_logits.shape
-    num_rows = count * rows
-    row_scales = floats((1, count, rows))
-    nisa.tensor_copy(dst=row_scales, src=over_rows(scale, rows))
-    row_scale = transpose(row_scales.reshape((1, num_rows)))
-    scales = spread(row_scale)
-    cut = len(limits) > 0
-    found = floats((num_rows, NODE_FACTS))
-    nisa.memset(dst=found, value=1.0)
-
-    maxima, totals, candidates, threshold = lane_statistics(
-        target_logits, first, count, rows, rows, "logits", True, scales, limits, vocab_size, partition_ids
-    )
-    peak, total = combine_lanes(maxima, totals, row_scale, cut)
-    nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=total, op0=nl.greater, operand0=0.0)
-    nisa.tensor_copy(dst=found[:, BEST : BEST + 1], src=first_of_largest(maxima, candidates, peak))
-    nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=peak)
-    nisa.tensor_copy(dst=found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], src=threshold)
-    if draft_kind != "one_hot":
-        maxima, totals, _, threshold = lane_statistics(
-            draft_law, first, count, rows, rows, draft_kind, False, scales, limits, vocab_size, partition_ids
-        )
-        peak, total = combine_lanes(maxima, totals, row_scale, cut)
-        draft_ok = found[:, DRAFT_OK : DRAFT_OK + 1]
-        if draft_kind == "logits":
-            nisa.tensor_scalar(dst=draft_ok, data=total, op0=nl.greater, operand0=0.0)
-        else:
-            nisa.tensor_scalar(dst=draft_ok, data=total, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)
-        nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=peak)
-        nisa.tensor_copy(dst=found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], src=threshold)
-    return to_rows(found).reshape((1, NODE_FACTS, count, rows))
 
 
 def walk(

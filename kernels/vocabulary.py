@@ -88,6 +88,20 @@ def load_row_at(tile, rows, index, vocab_size):
         )
 
 
+def store_row(rows, row, tile, vocab_size):
+    """Writes `tile` [128, size] to the first vocab_size columns of a row of `rows` [n, V]."""
+    size = group_size(vocab_size)
+    full = vocab_size // size
+    rest = vocab_size - full * size
+    row_stride = rows.shape[1]
+    nisa.dma_copy(dst=rows.ap(pattern=[[size, full], [1, size]], offset=row * row_stride), src=tile[0:full])
+    if rest > 0:
+        nisa.dma_copy(
+            dst=rows.ap(pattern=[[size, 1], [1, rest]], offset=row * row_stride + full * size),
+            src=tile[full : full + 1, 0:rest],
+        )
+
+
 def transpose(data):
     """[p, f] fp32 -> [f, p] in SBUF, bit for bit."""
     partitions, columns = data.shape

@@ -80,6 +80,17 @@ SAMPLES = {
             {"draft_probs": laws(B, T - 1, V), "temperature": np.array([0, 2], np.float32), "draft_lens": ints(-1, 3)},
         ),
     ],
+    "tree_acceptance": [
+        ((ints(-1, 0, 0, 1), DRAFTS, LOGITS), {}),
+        (
+            (ints([-1, 0, 0, 1], [-1, 0, 1, -2]), DRAFTS, LOGITS, uniforms(T + 1)),
+            {"rule": "independent", "draft_probs": laws(B, T, V), "temperature": 0.9, "top_k": 5},
+        ),
+    ],
+    "sample_tokens": [
+        ((LOGITS[:, 0], uniforms(2)), {"temperature": 0.5, "return_law": True}),
+        ((LOGITS[:, 0], uniforms(2)), {"top_p": 0.5, "vocab_size": 9}),
+    ],
     "select_state": [((values(B, T, 3, 5), ints(2, -1)), {})],
     "select_hidden": [((values(B, T, 6), ints(0, 3)), {})],
     "shift_conv_window": [((values(B, 5, 3 + T), ints(1, -1), T), {})],

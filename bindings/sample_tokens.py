@@ -1,0 +1,72 @@
+"""sample_tokens: the processed law of a row and one token drawn from it, for the drafts' own proposals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draft_verify import checks
+from draft_verify.arrays import public
+from draft_verify.backends import launch
+from draft_verify.parameters import per_sequence
+from draft_verify.reference.sample_tokens import SampledTokens
+from draft_verify.reference.sample_tokens import sample_tokens as reference
+
+
+@public
+def sample_tokens(
+    logits: Any,
+    uniforms: Any,
+    temperature: Any = None,
+    top_k: Any = None,
+    top_p: Any = None,
+    min_p: Any = None,
+    *,
+    vocab_size: int | None = None,
+    return_law: bool = False,
+    backend: str = "auto",
+    lnc: int | None = None,
+) -> SampledTokens:
+    """One token a row by the processing and the draw that verification uses, so that what is verified was drafted so.
+
+    Args:
+        logits: [B, V] fp32 or bf16.
+        uniforms: [B, 2] fp32 in (0, 1), for the group of ids and for the id (`uniforms_for(..., purpose="draft")`).
+        temperature, top_k, top_p, min_p, vocab_size: as `rejection_sampling`.
+        return_law: whether the processed law is wanted too, for `draft_probs`.
+        backend, lnc: see the package.
+
+    Returns:
+        SampledTokens: tokens [B] int32, probs [B] fp32 of the law at the token, invalid [B] bool, law [B, V] fp32 or
+        None. A row without a law (NaN, nothing finite) gives its best finite token, as if greedy, and sets invalid.
+
+    Raises:
+        ValueError: a shape, dtype or value that does not fit. On a device, a row of bad values gives token -1,
+            probability and law 0, and sets invalid.
+    """
+    batch, vocab_size = checks.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p, vocab_size)
+    temperature = per_sequence(temperature, 1.0, batch, "float32", logits)
+    cut = top_k is not None or top_p is not None or min_p is not None
+    if cut:
+        top_k = per_sequence(top_k, 0, batch, "int32", logits)
+        top_p = per_sequence(top_p, 1.0, batch, "float32", logits)
+        min_p = per_sequence(min_p, 0.0, batch, "float32", logits)
+    if backend == "reference":
+        return reference(
+            logits, uniforms, temperature, top_k, top_p, min_p, vocab_size=vocab_size, return_law=return_law
+        )
+    outputs = launch(
+        "sample_tokens",
+        logits,
+        uniforms,
+        per_sequence(None, 0, batch, "int32", logits),
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        cut,
+        return_law,
+        vocab_size,
+        backend=backend,
+        lnc=lnc,
+    )
+    return SampledTokens(outputs[0], outputs[1], outputs[2] != 0, outputs[3] if return_law else None)
