@@ -11,6 +11,7 @@ import torch
 from draft_verify.greedy_acceptance import greedy_acceptance
 from draft_verify.nxdi import conventions
 from draft_verify.nxdi.attention import AttentionMixin
+from draft_verify.nxdi.eagle import EagleMixin
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.rejection_sampling import rejection_sampling
 from draft_verify.uniforms_for import uniforms_for
@@ -45,15 +46,19 @@ class ModelMixin:
         is_for_context_encoding: bool,
     ) -> torch.Tensor:
         """logits [B, T, V / tp] fp32; all of them, [B, T, V], where the fused model wants them."""
-        if not self.wants_logits:
-            return super()._sample_on_device(logits, sampling_params, is_for_speculation, is_for_context_encoding)
+        if self.wants_logits:
+            return self.whole_logits(logits)
+        return super()._sample_on_device(logits, sampling_params, is_for_speculation, is_for_context_encoding)
+
+    def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
+        """[B, T, V] from the ranks' [B, T, V / tp]."""
         from neuronx_distributed.parallel_layers.mappings import _gather_along_dim
         from neuronx_distributed_inference.utils.distributed import get_tp_group
 
         return _gather_along_dim(logits, partition_dim=2, process_group=get_tp_group(self.config))
 
 
-class FusedSpecMixin:
+class FusedSpecMixin(EagleMixin):
     """Goes before NeuronFusedSpecModel: drafts with their full laws, exact acceptance, per-row masks.
 
     Vanilla fused speculation works with `do_sample` (stock NxDI's does not): drafts are drawn from the draft model's
@@ -72,7 +77,9 @@ class FusedSpecMixin:
                 fused.draft_model_cls.__name__, (fused.draft_model_cls,), {"_model_cls": model_cls}
             )
         super().__init__(config)
-        if not config.neuron_config.enable_eagle_speculation:
+        if config.neuron_config.enable_eagle_speculation:
+            self.init_eagle()
+        else:
             self.target_model.wants_logits = True
             self.draft_model.wants_logits = not self.greedy
 
@@ -167,8 +174,8 @@ class FusedSpecMixin:
 
     def _tkg_postprocessor(self, token_gen_outs, attention_mask, position_ids):
         drafts, result = token_gen_outs[:2]
-        if not isinstance(result, Acceptance):  # EAGLE hands over the target's tokens
-            result = conventions.accepted_tokens(drafts[:, 1:], result)
+        if not isinstance(result, Acceptance):  # NxDI's own EAGLE chain hands over the target's tokens
+            result = conventions.accepted_tokens(drafts[:, 1:], result) if self.greedy else self._acceptance
         return conventions.fused_outputs(result, position_ids, attention_mask)
 
     def _uniforms(self, sampling_params, positions, columns, purpose):

@@ -59,8 +59,8 @@ def fused_model(
     seq_len: int = 64,
     do_sample: bool = False,
     noise: float = 0.0,
+    eagle: bool = False,
     sizes: dict | None = None,
-    draft_sizes: dict | None = None,
     seed: int = 0,
     **neuron,
 ):
@@ -88,10 +88,12 @@ def fused_model(
         values = {**SIZES, "num_hidden_layers": 2, **(values or {})}
         return LlamaInferenceConfig(neuron_config, load_config=lambda config: vars(config).update(values))
 
-    target_config = config({}, sizes)
-    draft_config = config(
-        {"speculation_length": 0, "enable_fused_speculation": False}, {**(sizes or {}), **(draft_sizes or {})}
-    )
+    target_config = config({"enable_eagle_speculation": eagle}, sizes)
+    overrides = {"enable_fused_speculation": False, "enable_eagle_speculation": eagle, "is_eagle_draft": eagle}
+    if not eagle:
+        overrides["speculation_length"] = 0
+    draft_config = config(overrides, {**(sizes or {}), **({"num_hidden_layers": 1} if eagle else {})})
+    draft_config.neuron_config.enable_fused_speculation = False  # EAGLE turns it on
     # As NxDI's applications do: the draft's caches are tiled exactly when the target's are.
     draft_config.neuron_config.kv_cache_tiling = target_config.neuron_config.kv_cache_tiling
     model_cls = model_cls or NeuronLlamaModel
@@ -107,9 +109,13 @@ def fused_model(
             weights[name] = ones + scale * torch.randn(parameter.shape, generator=generator)
             parameter.data.copy_(weights[name])
     for name, parameter in model.draft_model.named_parameters():
+        if not parameter.is_floating_point() or "past_key_values" in name:
+            continue
         if name in weights and parameter.shape == weights[name].shape:
             std = weights[name].std()
             parameter.data.copy_(weights[name] + noise * std * torch.randn(parameter.shape, generator=generator))
+        else:  # an EAGLE head's own layers
+            parameter.data.copy_(parameter.shape[-1] ** -0.5 * torch.randn(parameter.shape, generator=generator))
     return model
 
 
@@ -132,7 +138,9 @@ class Decoder:
             *self.model.draft_model.kv_mgr.past_key_values,
             *self.model.target_model.kv_mgr.past_key_values,
         ]
-        for parameter, value in zip(caches, outputs[-len(caches) :]):
+        if self.model.neuron_config.enable_eagle_speculation:
+            caches.append(self.model.hidden_state_rolling_buffer.hidden_states)
+        for parameter, value in zip(caches, outputs[-len(caches) :], strict=True):
             parameter.data.copy_(value.reshape(parameter.shape))
         return accepted
 
