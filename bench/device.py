@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from draft_verify.arrays import leaves, to_numpy, to_torch
+from draft_verify.arrays import to_numpy, to_torch
 from draft_verify.backends import logical_cores
 from draft_verify.reference import tolerances
 
@@ -78,7 +78,14 @@ def check(case: Case, device: Any, lnc: int, repeat: int) -> tuple[str, float]:
 def _run(case: Case, args: tuple, kwargs: dict, **options: Any) -> list:
     """The arrays that a call returns, in order."""
     fixed = Case(case.operation, case.variant, case.shape, lambda _: (args, kwargs), case.must_move)
-    return list(leaves([fixed.call(None, **options)]))
+    return list(_leaves(fixed.call(None, **options)))
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    for entry in value if isinstance(value, tuple | list) else ():
+        yield from _leaves(entry)
+    if not isinstance(value, tuple | list):
+        yield value
 
 
 def _each(value: Any, function: Any) -> Any:
@@ -89,7 +96,7 @@ def _each(value: Any, function: Any) -> Any:
 
 def _narrowest(args: tuple, kwargs: dict) -> str:
     """The dtype among the data that the tolerance goes by."""
-    data = [leaf for leaf in leaves([*args, *kwargs.values()]) if hasattr(leaf, "dtype")]
+    data = [leaf for leaf in _leaves([*args, *kwargs.values()]) if hasattr(leaf, "dtype")]
     names = {str(array.dtype).removeprefix("torch.") for array in data}
     if any(name.startswith("float8") for name in names):
         return "float8_e4m3"
