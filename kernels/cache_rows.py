@@ -163,8 +163,8 @@ def num_slots(cache, cache_layout, block_table):
     return cache.shape[2]
 
 
-def locate(position, span, cache, cache_layout, block_table, ring):
-    """Where positions [B, T] of each sequence are stored, the first of them the lowest, all within `span`.
+def locate(position, cache, cache_layout, block_table, ring):
+    """Where a window's positions [B, T] are stored, the first of each sequence the lowest.
 
     Returns:
         index: [B, T] int32, the row of the cache that holds the token's first head, without the share of the sequence
@@ -182,9 +182,10 @@ def locate(position, span, cache, cache_layout, block_table, ring):
         return position, outside
 
     # A ring's window may wrap to the first blocks, so all of its few table entries are read.
+    window = position.shape[1]
     entries = block_table.shape[1]
     block_size = slots // entries
-    touched = entries if ring else min(entries, (span + block_size - 2) // block_size + 1)
+    touched = entries if ring else min(entries, (window + block_size - 2) // block_size + 1)
     block, offset = block_of(position, block_table, block_size, touched)
     flag(outside, block, nl.less, 0.0)
     flag(outside, block, nl.greater_equal, float(cache.shape[0]))

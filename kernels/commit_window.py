@@ -29,7 +29,7 @@ from .cache_rows import (
     window_row_indices,
     window_rows,
 )
-from .window_runs import kept_runs, runs_pay
+from .window_runs import kept_runs, runs_pay, slots_of
 
 FLOAT8_MAX = 240.0
 
@@ -97,7 +97,7 @@ def commit(moves, lengths, cache_layout, chain, ring):
     seq_len = load_lengths(seq_lens)
     accepted = load_lengths(num_accepted)
     row = row_numbers(batch, rows)
-    slot, outside = locate(add_lengths(seq_len, row), rows, cache, cache_layout, block_table, ring)
+    slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, ring)
     if not chain:
         row = load_path(path)
         flag_path(outside, row)
@@ -109,7 +109,7 @@ def commit(moves, lengths, cache_layout, chain, ring):
     if chain and runs_pay(batch, heads, head_dim, rows, slots, cache_layout, ring):
         unit = cache.shape[2] if cache_layout == "NHPD" else slots if ring else 0
         row, move, sizes = kept_runs(move, seq_len, min(rows, slots), unit)
-        slot, _ = locate(add_lengths(seq_len, row), rows, cache, cache_layout, block_table, ring)
+        slot = slots_of(row, slot)
     sources = window_row_indices(row, move, heads, groups, rows)
     targets = cache_row_indices(slot, move, cache, cache_layout, heads)
 

@@ -70,7 +70,7 @@ def restore(moves, seq_lens, num_accepted, block_table, cache_layout):
 
     rows = row_numbers(batch, window)
     seq_len = load_lengths(seq_lens)
-    slot, outside = locate(add_lengths(seq_len, rows), window, cache, cache_layout, block_table, True)
+    slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, True)
     rejected = rejected_rows(rows, seq_len, load_lengths(num_accepted), outside)
     sources = window_row_indices(rows, rejected, heads, groups, window)
     targets = cache_row_indices(slot, rejected, cache, cache_layout, heads)

@@ -66,9 +66,7 @@ def save(moves, seq_lens, block_table, cache_layout):
     groups = row_groups(heads, cache_layout)
 
     seq_len = load_lengths(seq_lens)
-    slot, outside = locate(
-        add_lengths(seq_len, row_numbers(batch, window)), window, cache, cache_layout, block_table, True
-    )
+    slot, outside = locate(add_lengths(seq_len, row_numbers(batch, window)), cache, cache_layout, block_table, True)
     inside = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=inside, data=outside, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=not_negative(seq_len)

@@ -79,6 +79,15 @@ def kept_runs(kept, seq_len, most, unit):
     return first, move, sizes
 
 
+def slots_of(first, slot):
+    """What `slot` [B, T] int32 says of the rows `first` [B, Q]; a run that does not move may start past the window."""
+    inside = nl.ndarray(first.shape, dtype=nl.uint32, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=inside, data=first, op0=nl.minimum, operand0=float(slot.shape[1] - 1))
+    slots = nl.ndarray(first.shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.nc_n_gather(dst=slots, data=slot, indices=inside)
+    return slots
+
+
 def segment_sizes(most, unit):
     """For each segment that `most` rows can touch, the sizes of its runs, the largest first."""
     longest = [most]

@@ -42,7 +42,7 @@ MUTANTS = [
         ROWS,
         "op0=nl.greater, operand0=oldest)",
         "op0=nl.greater_equal, operand0=0.0)",
-        (COMMIT,),
+        ("tests/test_commit_window.py::test_a_ring_keeps_the_last_rows_where_the_window_is_longer_than_the_ring",),
     ),
     Mutant("only layer 0 is rolled back", ROWS, "range(len(targets))", "range(1)", (COMMIT,)),
     Mutant(
