@@ -45,15 +45,8 @@ class Step:
             self.run()
         except _OutOfBounds as fault:
             if not self.skip:
-                raise self._placed(
-                    Refusal("run-time offset out of bounds", tensor=fault.tensor, offset=fault.index, limit=fault.limit)
-                ) from None
-        except Refusal as refusal:
-            raise self._placed(refusal) from None
-
-    def _placed(self, refusal: Refusal) -> Refusal:
-        refusal.where = refusal.where or f"{self.call.source}: nisa.{self.call.instruction.name}: "
-        return refusal
+                raise Refusal("run-time offset out of bounds", tensor=fault.tensor, offset=fault.index,
+                              limit=fault.limit) from None  # fmt: skip
 
     def run(self):
         memory = self.memory

@@ -107,8 +107,7 @@ class _Pass:
             try:
                 self.call(item)
             except Refusal as refusal:
-                refusal.where = refusal.where or f"{item.source}: nisa.{item.instruction.name}: "
-                raise
+                raise refusal.at(item) from None
 
     def loop(self, loop: Loop):
         for bound in (loop.lower, loop.upper, loop.condition):

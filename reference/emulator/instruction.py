@@ -25,6 +25,11 @@ class Refusal(NkiValidationError):
         self.values = values
         self.where = ""
 
+    def at(self, call: Call) -> Refusal:
+        """This refusal with the place of `call`, unless it has one already."""
+        self.where = self.where or f"{call.source}: nisa.{call.instruction.name}: "
+        return self
+
     def __str__(self):
         values = ", ".join(f"{name}={value}" for name, value in self.values.items())
         return f"{self.where}{self.rule}" + (f" ({values})" if values else "")

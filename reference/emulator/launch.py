@@ -224,13 +224,14 @@ def _check_static_dmas(program: Program) -> None:
     """A DMA with prebuilt descriptors inside a runtime loop reaches internal tensors only (BIR251, BIR252)."""
     for core in range(program.lnc):
         for call in program.calls(core):
-            if call.loop is not None and call.args.get("dge_mode") is dge_mode.none:
-                for name, tensor, _ in call.tensors():
-                    if tensor.storage.kind in ("input", "output"):
-                        refusal = Refusal(f"{name} is an argument or result of the kernel: inside a runtime loop leave "
-                                          "dge_mode to the compiler, or use swdge or hwdge", tensor=tensor)  # fmt: skip
-                        refusal.where = f"{call.source}: nisa.{call.instruction.name}: "
-                        raise refusal
+            if call.loop is None or call.args.get("dge_mode") is not dge_mode.none:
+                continue
+            for name, tensor, _ in call.tensors():
+                if tensor.storage.kind in ("input", "output"):
+                    rule = (
+                        f"{name} is an argument or result of the kernel: not with dge_mode.none inside a runtime loop"
+                    )
+                    raise Refusal(rule, tensor=tensor).at(call)
 
 
 def _outputs(results, program: Program):

@@ -172,10 +172,12 @@ def _report(write: _Access, read: _Access) -> None:
         write.call.note(f"core {read.call.core} reads the same bytes of {storage.name} ({read.call.source}); what lies "
                         "between them is no core_barrier on that tensor")  # fmt: skip
         return
-    refusal = Refusal(f"race: core {read.call.core} reads the same bytes without a core_barrier on the tensor between",
-                      tensor=storage.name, here=write.tensor, there=f"{read.tensor} at {read.call.source}")  # fmt: skip
-    refusal.where = f"{write.call.source}: nisa.{write.call.instruction.name}: "
-    raise refusal
+    raise Refusal(
+        f"race: core {read.call.core} reads the same bytes without a core_barrier on the tensor between",
+        tensor=storage.name,
+        here=write.tensor,
+        there=f"{read.tensor} at {read.call.source}",
+    ).at(write.call)
 
 
 class Contention:

@@ -59,13 +59,15 @@ class Linked:
         """On-chip memory is reused once its tensor is dead, so that a long unrolled kernel stays small."""
         spans = capacity.lifetimes(block)
         free: dict[int, list] = {}
+        born: dict[int, list] = {}
         dying: dict[int, list] = {}
-        for storage, (_, last) in spans.items():
+        for storage, (first, last) in spans.items():
+            born.setdefault(first, []).append(storage)
             dying.setdefault(last, []).append(storage)
 
         def allocate(call: Call):
-            for storage in call.storages():
-                if storage.on_chip and storage not in self.memory.bytes:
+            for storage in born.get(call.index, ()):
+                if storage.on_chip:
                     spare = free.get(storage.nbytes) if not storage.poisoned else None
                     self.memory.bytes[storage] = spare.pop() if spare else np.empty(storage.nbytes, np.uint8)
 
@@ -88,9 +90,9 @@ class Linked:
             if item.instruction in control.CROSS_CORE:
                 items.append((item, step))
             elif items and isinstance(items[-1], list):
-                items[-1].append(step)
+                items[-1].append((*step, item))
             else:
-                items.append([step])
+                items.append([(*step, item)])
         return items
 
     def _link(self, call: Call) -> tuple:
@@ -181,8 +183,11 @@ class Linked:
         """Runs until the next cross-core instruction, which is yielded as (call, step)."""
         for item in items:
             if isinstance(item, list):
-                for function, args in item:
-                    function(*args)
+                try:
+                    for function, args, call in item:  # noqa: B007 - the call says where a refusal comes from
+                        function(*args)
+                except Refusal as refusal:
+                    raise refusal.at(call) from None
             elif isinstance(item[0], Loop):
                 yield from self._loop(*item)
             else:
@@ -214,9 +219,7 @@ class Linked:
 
 
 def _deadlock(call: Call, why: str) -> Refusal:
-    refusal = Refusal(f"deadlock: {why}")
-    refusal.where = f"{call.source}: nisa.{call.instruction.name}: "
-    return refusal
+    return Refusal(f"deadlock: {why}").at(call)
 
 
 def _values(loop: Loop):

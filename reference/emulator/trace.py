@@ -64,8 +64,7 @@ class Tracer:
             if instruction.check is not None:
                 instruction.check(call)
         except Refusal as refusal:
-            if not refusal.where:
-                refusal.where = f"{source}: nisa.{instruction.name}: "
+            refusal.where = refusal.where or f"{source}: nisa.{instruction.name}: "
             raise
         self.append(call)
         return NkiInstruction(call)
