@@ -80,10 +80,9 @@ def test_its_exit_code_says_whether_greedy_output_stood(tiny, monkeypatch, capsy
     assert "differs from the plain decode" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("backend", ["reference", "emulator"])
-def test_the_real_model_decodes_as_plainly(smollm2, backend, capsys):
-    case = demo.CASES[0]
-    assert demo.run(smollm2, [case], backend=backend, num_tokens=16)
+@pytest.mark.parametrize("cache", ["contiguous", "paged"])
+def test_the_real_model_decodes_through_the_kernels_as_plainly(smollm2, cache, capsys):
+    assert demo.run(smollm2, demo.CASES[:1], backend="emulator", cache=cache, num_tokens=16)
     assert "token for token the plain decode's: yes" in capsys.readouterr().out
 
 
