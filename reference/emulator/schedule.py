@@ -247,6 +247,7 @@ class _Core:
             for access in ("read", "write")
         }
         self.ordered = {storage: _Ranges() for storage in moved["read"] & moved["write"] if not storage.on_chip}
+        self.regions: dict[object, int] = {}  # the last span of each no_reorder block
         self.plans: dict[int, tuple] = {}
         self.transfers: dict[int, Transfer] = {}
         self.durations: dict[int, tuple[float, float]] = {}
@@ -312,6 +313,8 @@ class _Core:
         for access, tensor in ranges:
             causes.update(self.ordered[tensor.storage].conflicts(tensor, access))
         causes.update(span for producer in call.depends for span in [self._last_span(producer)])
+        if call.region is not None:  # no_reorder puts an edge between every two instructions
+            causes.add(self.regions.get(call.region, -1))
         time, cause = 0.0, -1
         for span in (causes | waits) - {-1}:
             other = self.spans[span]
@@ -345,6 +348,8 @@ class _Core:
                 self.latest[storage] = number
         for access, tensor in ranges:
             self.ordered[tensor.storage].add(tensor, access, number)
+        if call.region is not None:
+            self.regions[call.region] = number
         if call.instruction.name in ("register_move", "register_load"):
             self.registers[call.args["dst"]] = number
         return number

@@ -74,6 +74,17 @@ def test_an_engine_is_in_order():
     assert quick.start == slow.end
 
 
+def test_no_reorder_puts_every_instruction_after_the_one_before():
+    def body(tile):
+        with nl.no_reorder():
+            nisa.tensor_scalar(tile[:, :1024], tile[:, :1024], nl.multiply, 2.0)
+            nisa.activation(tile[:, 1024:], nl.copy, tile[:, 1024:])
+
+    schedule = schedule_of(body)
+    (vector,), (scalar,) = spans_of(schedule, "tensor_scalar"), spans_of(schedule, "activation")
+    assert scalar.start >= vector.visible
+
+
 def test_a_small_dma_takes_about_two_microseconds():
     schedule = emulator.trace(lambda x: _copied(x), np.zeros((128, 64), np.float32)).schedule()
     load, _store = spans_of(schedule, "dma_copy")
