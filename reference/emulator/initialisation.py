@@ -33,17 +33,23 @@ def check(program: Program) -> None:
     for tensor in program.output_tensors():
         storage = tensor.storage
         state = shared.get(storage, Written(storage))
-        if state.covers(tensor):
-            continue
-        storage.tracked = storage in uncertain
+        storage.tracked |= storage in uncertain and not state.covers(tensor)
         if not storage.tracked:
-            raise Refusal("an output is not fully written", output=tensor.name, shape=tensor.shape,
-                          first_missing=state.first_missing(tensor), allocated=tensor.storage.source)  # fmt: skip
+            check_output(tensor, state)
     for storage in program.inputs:
         if storage.mutable and not storage.written:
             raise Refusal("an argument annotated nt.mutable_tensor is never written", argument=storage.name)
     for block in program.cores:
         _note_unread(block)
+
+
+def check_output(tensor: NkiTensor, state: Written) -> None:
+    """Refuses a result of which elements are not written."""
+    if not state.covers(tensor):
+        refusal = Refusal("an output is not fully written", output=tensor.name, shape=tensor.shape,
+                          first_missing=state.first_missing(tensor))  # fmt: skip
+        refusal.where = f"{tensor.storage.source}: "
+        raise refusal
 
 
 def _note_unread(block: Block) -> None:

@@ -6,7 +6,6 @@ import copy
 import dataclasses
 import functools
 import inspect
-from enum import Enum
 
 import numpy as np
 
@@ -186,14 +185,20 @@ def _key(value, arrays: list):
         raise Refusal("a kernel takes Python numbers, no NumPy scalars", argument=repr(value))
     if isinstance(value, int) and not -(2**31) <= value < 2**31:
         raise Refusal("a kernel's int arguments fit 32 bits", argument=value)
-    if value is None or isinstance(value, (bool, int, float, str, Enum)):
-        return (type(value), value)
+    if isinstance(value, float):
+        return (float, value.hex())  # -0.0 is another constant than 0.0
     if isinstance(value, dict):
         return ("dict", *((name, _key(item, arrays)) for name, item in value.items()))
     fields = _fields(value)
     if fields is not None:  # a configuration object may hold lists
         return (type(value), *((name, _field_key(item, arrays)) for name, item in sorted(fields.items())))
-    return (type(value), id(value))
+    try:
+        hash(value)
+    except TypeError:
+        raise Refusal(
+            "a kernel takes tensors, numbers, strings, tuples, enums and NKIObjects", argument=value
+        ) from None
+    return (type(value), value)
 
 
 def _field_key(value, arrays):
