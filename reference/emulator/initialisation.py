@@ -128,6 +128,12 @@ class _Pass:
         before = {storage: self.state(storage).copy() for storage in targets}
         psum_before = {storage: self.psum_state(storage).copy() for storage in targets if storage.buffer == "psum"}
         yield from self.block(loop.body)
+        if loop.next_condition is not None and loop.next_condition not in self.registers:
+            refusal = Refusal(
+                "what the body returns is a register that was never written", register=loop.next_condition
+            )
+            refusal.where = f"{loop.source}: "
+            raise refusal
         if loop.static_trips != 1 and psum_before:
             # A later iteration starts from what the first one left: accumulation must be as valid there.
             for storage in psum_before:

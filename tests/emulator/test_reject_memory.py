@@ -445,6 +445,19 @@ def while_body(x, count, wrong):
     return stored(tile)
 
 
+@row("22 while body returns a register it never wrote", "what the body returns is a register that was never written", X)
+def unwritten_condition(x, wrong):
+    tile, counter, other = nl.load(x), nl.zeros((1, 1), nl.int32), nisa.register_alloc()
+
+    def body(r):
+        nisa.tensor_tensor(tile, tile, tile, nl.add)
+        nisa.register_load(r if wrong else other, counter)
+        return other
+
+    nl.while_loop(nisa.register_alloc(1), body)
+    return stored(tile)
+
+
 @row("22 fori_loop between two ints", "make one bound a register", X)
 def int_bounds(x, wrong):
     tile = nl.load(x)
