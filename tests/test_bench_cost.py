@@ -87,12 +87,15 @@ def test_csv_and_json_keep_the_schema():
 
 
 def test_the_table_says_modelled_marks_what_is_unverified_and_why_a_row_is_empty():
-    row, _ = bench_cost.measure(case_of("select_hidden", B=1, T=8), 1)
-    assert row.unverified
+    row, _ = bench_cost.measure(case_of("commit_window", "BHDS", B=4, T=8, layers=1), 1)
+    assert (row.bound_by, row.unverified) == ("dma", "efficiency of descriptors below 4 KiB")
+    sure, _ = bench_cost.measure(case_of("select_hidden", B=1, T=8), 1)
+    assert (sure.bound_by, sure.unverified) == ("vector", "")
     refused = bench_cost.Row("verify_attention", "BHDS", "B=1", 1, refused="no such layout")
-    text = bench_cost.table([row, refused])
+    text = bench_cost.table([row, sure, refused])
     assert text.startswith("Modelled times in microseconds, not measured.")
     assert f"{row.bound_us:.2f} *" in text
+    assert f"{sure.bound_us:.2f} *" not in text
     assert f"* UNVERIFIED: {row.unverified}" in text
     assert "- verify_attention BHDS B=1 lnc 1: no such layout" in text
 

@@ -7,6 +7,7 @@ The bound is what remains if everything overlaps; fixed overheads, waiting and o
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -74,16 +75,19 @@ class Cost:
         """Seconds in which HBM moves `must_move` bytes to and from all cores."""
         return self.must_move / (self.machine.hbm_bandwidth * len(self.cores))
 
+    def rests_on(self, resource: str) -> list[str]:
+        """What the busy time of an engine or of the DMA rests on that no source states for this machine."""
+        if resource == "dma":
+            smallest = min((min(core.descriptors) for core in self.cores if core.descriptors), default=math.inf)
+            short = smallest < self.machine.descriptor_efficiency[-1][0]
+            return ["efficiency of descriptors below 4 KiB"] if short else []
+        engines = [core.engines[resource] for core in self.cores if resource in core.engines]
+        return [f"rate of {name}" for name in sorted(set().union(*(engine.unverified for engine in engines)))]
+
     @property
     def unverified(self) -> list[str]:
-        """What the figures rest on that no source states for this machine."""
-        small = [size for core in self.cores for size in core.descriptors]
-        points = [(size, share) for size, share in self.machine.descriptor_efficiency if share.unverified]
-        names = {name for core in self.cores for engine in core.engines.values() for name in engine.unverified}
-        found = [f"rate of {name}" for name in sorted(names)]
-        if small and points and min(small) < self.machine.descriptor_efficiency[-1][0]:
-            found.append("efficiency of descriptors below 4 KiB")
-        return found
+        """The same for all figures."""
+        return [reason for resource in (*ENGINES, "dma") for reason in self.rests_on(resource)]
 
     def as_dict(self) -> dict:
         """Everything above in plain types: microseconds, bytes, counts."""
@@ -104,10 +108,12 @@ class Cost:
 
     def text(self) -> str:
         """The same as a table."""
+        mark = "*" if self.rests_on(self.bound_by) else ""
+        ratio = f", ratio {self.bound / self.limit:.2f}" if self.limit else ""
         lines = [
             f"{self.kernel}, lnc {len(self.cores)}, {self.machine.name}: modelled, not measured",
-            f"bound {self.bound * 1e6:.2f} us ({self.bound_by}), limit {self.limit * 1e6:.2f} us "
-            f"({self.must_move:,} bytes must move)" + (f", ratio {self.bound / self.limit:.2f}" if self.limit else ""),
+            f"bound {self.bound * 1e6:.2f} us{mark} ({self.bound_by}), "
+            f"limit {self.limit * 1e6:.2f} us ({self.must_move:,} bytes must move){ratio}",
         ]
         for number, core in enumerate(self.cores):
             lines += _core_lines(number, core, self.machine)
