@@ -20,7 +20,6 @@ from .speedup import (
     FLAT,
     MAX_DRAFT_TOKENS,
     StepCost,
-    Tree,
     Tuning,
     best_tree,
     conditional,
@@ -31,6 +30,8 @@ from .speedup import (
 from .synthetic import synthetic_rates
 from .table import Table
 
+RATES = ("acceptance", "rates", "mean_length", "stats")
+COSTS = ("v0", "beta", "c", "step_ms", "times", "context")
 TREE_ROWS = (2, 4, 8, 16, 32, 64)
 
 
@@ -141,24 +142,15 @@ def presets_text() -> str:
     )
 
 
-def trees_table(rates: list[list[float]], cost: StepCost) -> tuple[Table, list[Tree]]:
+def trees_table(rates: list[list[float]], cost: StepCost) -> Table:
     """The best tree of every size in TREE_ROWS."""
-    trees = [best_tree(rates, rows, cost) for rows in TREE_ROWS]
-    table = Table(
-        ["T", "depth", "tokens/step", "cost/step", "speedup", "parents"],
-        [
-            [
-                len(tree.shape.parents),
-                max(tree.shape.depths),
-                f"{tree.tokens_per_step:.2f}",
-                f"{tree.cost:.2f}",
-                f"{tree.speedup:.2f}x",
-                " ".join(map(str, tree.shape.parents[:16])) + (" ..." if len(tree.shape.parents) > 16 else ""),
-            ]
-            for tree in trees
-        ],
-    )
-    return table, trees
+    rows = []
+    for num_rows in TREE_ROWS:
+        tree = best_tree(rates, num_rows, cost)
+        parents = " ".join(map(str, tree.shape.parents[:16])) + (" ..." if len(tree.shape.parents) > 16 else "")
+        figures = [f"{tree.tokens_per_step:.2f}", f"{tree.cost:.2f}", f"{tree.speedup:.2f}x"]
+        rows.append([f"<= {num_rows}", len(tree.shape.parents), max(tree.shape.depths), *figures, parents])
+    return Table(["T", "rows used", "depth", "tokens/step", "cost/step", "speedup", "parents"], rows)
 
 
 def read_times(path: Path) -> StepCost:
@@ -176,6 +168,12 @@ def read_times(path: Path) -> StepCost:
     return fit_step_cost(
         [int(row["num_draft_tokens"]) for row in rows], [row["step_ms"] for row in rows], plain[0], draft_ms
     )
+
+
+def read_rank_rates(path: Path) -> list[list[float]]:
+    """Rates [depth][rank] from a JSON file: the bare list, or what `workload --json` wrote."""
+    document = json.loads(path.read_text())
+    return document["rank_rates"] if isinstance(document, dict) else document
 
 
 def measured_rates(stats: AcceptanceStats) -> list[float]:
@@ -208,7 +206,7 @@ def _cost(arguments: argparse.Namespace, preset: Preset | None) -> StepCost:
         cost = preset.cost_at(arguments.context, arguments.batch)
     else:
         cost = preset.cost if preset is not None else StepCost()
-    given = {name: value for name in ("v0", "beta", "c", "step_ms") if (value := getattr(arguments, name)) is not None}
+    given = {name: value for name in COSTS[:4] if (value := getattr(arguments, name)) is not None}
     return replace(cost, **given)
 
 
@@ -233,18 +231,29 @@ def parser() -> argparse.ArgumentParser:
         help="with --preset: model attention over L tokens too, for --batch sequences",
     )
     parser.add_argument("--max", type=int, default=MAX_DRAFT_TOKENS, metavar="K", help="largest window (default 15)")
-    parser.add_argument("--trees", type=Path, metavar="JSON", help="rates [depth][rank]: the best trees too")
+    parser.add_argument(
+        "--trees", type=Path, metavar="JSON", help="rates [depth][rank], or `workload --json`: the best trees too"
+    )
     parser.add_argument("--price", type=float, metavar="DOLLARS", help="of an hour, for tokens a dollar")
     parser.add_argument("--batch", type=int, default=1, help="sequences decoded together (default 1)")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write pictures and an HTML page there")
     return parser
 
 
+def _print_published(preset: Preset) -> None:
+    for published in preset.published:
+        predicted = preset.predicted(published.num_draft_tokens)
+        print(
+            f"published at K = {published.num_draft_tokens}, {published.kind}: {published.speedup:.2f}x "
+            f"({published.source}); predicted {predicted:.2f}x, {predicted / published.speedup - 1:+.0%}"
+        )
+    print(f"acceptance: {preset.rates_source}" + (f"\nnote: {preset.notes}" if preset.notes else ""))
+
+
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
-    preset = PRESETS.get(arguments.preset)
-    no_rates = all(getattr(arguments, name) is None for name in ("acceptance", "rates", "mean_length", "stats"))
-    if preset is None and no_rates and arguments.trees is None:
+    rates_given = any(getattr(arguments, name) is not None for name in RATES)
+    if not rates_given and all(getattr(arguments, name) is None for name in ("preset", "trees", *COSTS)):
         print(presets_text())
         if arguments.report:
             from . import report
@@ -252,33 +261,24 @@ def main(argv: list[str] | None = None) -> int:
             print(f"\n{report.presets_report(arguments.report)}")
         return 0
 
+    preset = PRESETS.get(arguments.preset)
     cost = _cost(arguments, preset)
-    print(f"step cost: {cost.v0:.3f} + {cost.beta:.4f} K + {cost.c:.4f} K plain steps", end="")
-    print(f", a plain step {cost.step_ms:.2f} ms" if cost.step_ms else "")
-    if preset is None and no_rates:
-        tuning = None
-    else:
-        rates = _rates(arguments, preset)
-        print("acceptance, conditional, by position:", ", ".join(f"{rate:.3f}" for rate in rates), "(the last goes on)")
-        tuning = tune(rates, cost, arguments.max)
-        print(f"\n{verdict(tuning)}\n\n{windows_table(tuning, cost, arguments.price, arguments.batch)}")
-    if preset is not None:
-        for published in preset.published:
-            predicted = preset.predicted(published.num_draft_tokens)
-            print(
-                f"\npublished at K = {published.num_draft_tokens}, {published.kind}: {published.speedup:.2f}x "
-                f"({published.source}); predicted {predicted:.2f}x, {predicted / published.speedup - 1:+.0%}",
-                end="",
-            )
-        print(f"\nacceptance: {preset.rates_source}" + (f"\nnote: {preset.notes}" if preset.notes else ""))
+    if arguments.price is not None and cost.step_ms is None:
+        raise SystemExit("tokens a dollar need the time of a plain step: --step-ms, --times or --preset")
+    plain_step = f", a plain step {cost.step_ms:.2f} ms" if cost.step_ms else ""
+    print(f"step cost: {cost.v0:.3f} + {cost.beta:.4f} K + {cost.c:.4f} K plain steps{plain_step}")
     if arguments.trees is not None:
-        print(f"\nBest trees, T rows with the root:\n\n{trees_table(json.loads(arguments.trees.read_text()), cost)[0]}")
-    if arguments.report and tuning is not None:
+        print(f"\nBest trees, T rows with the root:\n\n{trees_table(read_rank_rates(arguments.trees), cost)}")
+        if not rates_given and preset is None:
+            return 0
+    rates = _rates(arguments, preset)
+    tuning = tune(rates, cost, arguments.max)
+    print("acceptance, conditional, by position:", ", ".join(f"{rate:.3f}" for rate in rates), "(the last goes on)")
+    print(f"\n{verdict(tuning)}\n\n{windows_table(tuning, cost, arguments.price, arguments.batch)}\n")
+    if preset is not None:
+        _print_published(preset)
+    if arguments.report:
         from . import report
 
         print(f"\n{report.window_report(arguments.report, tuning, cost)}")
     return 0
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

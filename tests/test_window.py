@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
@@ -278,6 +279,21 @@ def test_the_command_answers_from_a_file_of_statistics_and_one_of_times(tmp_path
     assert "tokens/$" in printed and "18,000" in printed  # 180,000 tokens an hour without speculation
 
 
+def test_the_command_finds_trees_in_what_a_workload_measured(tmp_path, capsys):
+    rates = [[0.6, 0.2], [0.5, 0.3]]
+    for name, document in (("bare.json", rates), ("workload.json", {"rank_rates": rates})):
+        (tmp_path / name).write_text(json.dumps(document))
+        assert window.main(["--trees", str(tmp_path / name), "--c", "0.05"]) == 0
+        printed = capsys.readouterr().out
+        best = best_tree(rates, 8, StepCost(c=0.05))
+        assert f"{best.speedup:.2f}x" in printed and " ".join(map(str, best.shape.parents)) in printed
+
+
+def test_a_price_without_a_time_is_refused():
+    with pytest.raises(SystemExit, match="tokens a dollar need"):
+        window.main(["--acceptance", "0.7", "--price", "10"])
+
+
 def test_every_preset_prints_its_published_figures(capsys):
     for name, preset in PRESETS.items():
         assert window.main(["--preset", name]) == 0
@@ -286,3 +302,8 @@ def test_every_preset_prints_its_published_figures(capsys):
     assert window.main([]) == 0
     printed = capsys.readouterr().out
     assert all(preset.title in printed for preset in PRESETS.values())
+
+
+def test_acceptance_that_nobody_gave_is_asked_for():
+    with pytest.raises(SystemExit, match="how many drafts are accepted"):
+        window.main(["--c", "0.1"])
