@@ -65,7 +65,10 @@ SAMPLES = {
         ((*caches(2), values(B, HEADS, T, D, seed=3), values(B, HEADS, T, D, seed=4), ints(3, 15), ints(1, 0)), {})
     ],
     "verify_attention": [
-        ((QUERY, *WINDOW, *caches(2), ints(3, 9)), {"draft_lens": ints(3, 1), "softcap": 20.0}),
+        (
+            (QUERY, *WINDOW, *caches(2), ints(3, 9)),
+            {"draft_lens": ints(3, 1), "softcap": 20.0, "tree": ints(-1, 0, 0, 1)},
+        ),
         (
             (QUERY, None, None, *caches(2), ints(3, 9)),
             {"return_lse": True, "scale": 0.3, "query_positions": ints(3, 9)},

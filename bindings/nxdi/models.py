@@ -14,6 +14,7 @@ from draft_verify.nxdi.attention import AttentionMixin
 from draft_verify.nxdi.eagle import EagleMixin
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.rejection_sampling import rejection_sampling
+from draft_verify.sample_tokens import sample_tokens
 from draft_verify.uniforms_for import uniforms_for
 
 
@@ -193,11 +194,6 @@ class FusedSpecMixin(EagleMixin):
         return conventions.open_interval(rand_like(zeros))
 
     def _draw(self, logits, uniforms, sampling_params):
-        """[B] tokens drawn from logits [B, V] under NxDI's sampling parameters: a window without drafts."""
-        return rejection_sampling(
-            torch.zeros((logits.shape[0], 0), dtype=torch.int32, device=logits.device),
-            logits[:, None],
-            uniforms,
-            vocab_size=self.config.vocab_size,
-            **conventions.sampling_parameters(sampling_params),
-        ).tokens[:, 0]
+        """[B] tokens drawn from logits [B, V] under NxDI's sampling parameters."""
+        parameters = conventions.sampling_parameters(sampling_params)
+        return sample_tokens(logits, uniforms, vocab_size=self.config.vocab_size, **parameters).tokens

@@ -9,7 +9,11 @@ import torch
 from tests.nxdi import harness
 from tests.nxdi.statistics import sample_and_compare
 
-KINDS = {"plain": {}, "transposed": {"k_cache_transposed": True}, "tiled": {"seq_len": 256}}
+KINDS = {
+    "plain": {"seq_len": 96},
+    "transposed": {"seq_len": 96, "k_cache_transposed": True},
+    "tiled": {"seq_len": 256},
+}
 NUM_TOKENS = 24
 
 
