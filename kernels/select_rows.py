@@ -25,15 +25,18 @@ def select_rows(source, num_accepted):
     part = row_elements // parts
     source_rows = source.reshape((batch * window * parts, part))
     output_rows = output.reshape((batch * parts, part))
-    indices = part_indices(num_accepted, window, parts)
 
     # Both cores of a pair share every row: each takes every other piece of its parts.
     piece = min(MAX_PIECE, -(-part // nl.num_programs(0)))
+    pieces = -(-part // piece)
+    if nl.program_id(0) >= pieces:
+        return output
+    indices = part_indices(num_accepted, window, parts)
     for tile in row_tiles(batch, 1, parts):
         sequence, sequences, _, _ = tile
         count = sequences * parts
         index = on_partitions(indices, tile)
-        for turn in range(nl.program_id(0), -(-part // piece), nl.num_programs(0)):
+        for turn in range(nl.program_id(0), pieces, nl.num_programs(0)):
             start = turn * piece
             size = min(piece, part - start)
             buffer = nl.ndarray((count, size), dtype=source.dtype, buffer=nl.sbuf)
