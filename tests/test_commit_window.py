@@ -304,6 +304,31 @@ def test_t52_every_layer_is_rolled_back(num_layers, backend):
 
 
 @pytest.mark.parametrize("backend", ["reference", BACKEND])
+@pytest.mark.parametrize("cache_layout", ["NHPD", "NPHD"])
+def test_t53_whole_committed_blocks_never_change_so_that_they_may_be_shared(cache_layout, backend):
+    """vllm#12333, #12415, #18668: a prefix cache held blocks with unverified drafts in them."""
+    shape = (5, 1, 4, 1) if cache_layout == "NHPD" else (5, 4, 1, 1)
+    cache = np.full(shape, np.nan, np.float32)
+    table = np.array([[0, 1, 3, -1], [0, 1, 4, -1]], np.int32)  # two sequences share their first 8 tokens
+    cache[:2] = np.arange(8, dtype=np.float32).reshape(2, *shape[1:])
+    seq_lens = np.array([8, 8], np.int32)
+    for step in range(2):
+        shared = cache[:2].copy()
+        window = (100 * step + np.arange(8, dtype=np.float32)).reshape(2, 1, 4, 1)
+        window[:, :, 2:] = np.nan  # drafts that were rejected
+        num_accepted = np.array([1, 0], np.int32)
+        commit_window(
+            cache, cache.copy(), window, window, seq_lens, num_accepted, block_table=table, cache_layout=cache_layout,
+            backend=backend,
+        )  # fmt: skip
+        seq_lens += num_accepted + 1
+        np.testing.assert_array_equal(cache[:2], shared)
+    # Sequence 0 has filled its third block with committed tokens alone: only now may it be hashed.
+    assert cache[3].ravel().tolist() == [0, 1, 100, 101]
+    assert cache[4].ravel()[:2].tolist() == [4, 104] and np.isnan(cache[4].ravel()[2:]).all()
+
+
+@pytest.mark.parametrize("backend", ["reference", BACKEND])
 def test_t54_padding_rows_of_an_fp8_window_never_reach_the_cache(backend):
     """vllm#56734: a dummy batch wrote uninitialised rows, NaN in fp8, which then spread through masked columns."""
     cache = np.zeros((2, 1, 8, 4), FLOAT8)

@@ -105,6 +105,22 @@ def test_t52_a_ring_is_rolled_back_by_any_number_of_tokens_in_every_layer(backen
         assert same_bytes(caches[0] + caches[1], before[0] + before[1])
 
 
+@pytest.mark.parametrize("backend", ["reference", BACKEND])
+def test_t51_a_burst_of_drafts_that_reaches_the_window_leaves_the_ring_whole(backend):
+    """hf#48280, #37574: the sliding window was reached during a burst of drafts; 13 columns of keys met a mask of 6."""
+    window, drafts = 6, 7
+    slots = ring_slots(window, drafts)
+    ring, length = np.full((1, 1, slots, 1), np.nan, np.float32), 0
+    for accepted in (2, 7, 0, 7):  # 0 -> 3, over the edge to 11, then on
+        rows = np.arange(length, length + drafts + 1, dtype=np.float32).reshape(1, 1, drafts + 1, 1)
+        rows[:, :, accepted + 1 :] = np.nan
+        lengths, kept = np.array([length], np.int32), np.array([accepted], np.int32)
+        commit_window(ring, ring.copy(), rows, rows, lengths, kept, ring=True, backend=backend)
+        length += accepted + 1
+        seen = range(max(0, length - window + 1), length)
+        assert [key_at(ring, 0, position, ring=True).item() for position in seen] == list(seen)
+
+
 @pytest.mark.parametrize(
     "argument, arguments",
     [
