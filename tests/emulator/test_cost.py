@@ -1,6 +1,7 @@
 """The cost of a program against figures worked out by hand from the machine's table."""
 
 import json
+import sys
 
 import ml_dtypes
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from draft_verify.reference import emulator
 from draft_verify.reference.emulator import dma
+from draft_verify.reference.emulator.__main__ import main
 from draft_verify.reference.emulator.cost import cost, lines
 from draft_verify.reference.emulator.machine import ENGINES, Number, trn2
 from draft_verify.reference.emulator.trips import count_trips
@@ -240,3 +242,23 @@ def test_the_lines_of_a_kernel_add_up_to_its_engines():
     dmas = [line for line in found if line.engine == "dma"]
     assert [line.executions for line in dmas] == [4, 4]
     assert sum(line.seconds for line in dmas) == pytest.approx(core.dma_seconds)
+
+
+def test_the_command_line_shows_a_kernels_program_cost_and_schedule(tmp_path, capsys, monkeypatch):
+    for name, module in emulator.modules().items():
+        monkeypatch.setitem(sys.modules, name, module)  # what the command installs goes again after the test
+    kernel, trace = tmp_path / "kernel.py", tmp_path / "trace.json"
+    kernel.write_text(
+        "import nki, nki.language as nl, nki.isa as nisa\n\n\n@nki.jit\ndef scaled(x, factor):\n"
+        "    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)\n"
+        "    tile = nl.ndarray(x.shape, dtype=x.dtype)\n    nisa.dma_copy(tile, x)\n"
+        "    nisa.tensor_scalar(tile, tile, nl.multiply, factor)\n    nisa.dma_copy(out, tile)\n    return out\n"
+    )
+    arguments = [f"{kernel}:scaled", "bfloat16[128,512]", "2.0"]
+    assert main(["trace", *arguments]) == 0
+    assert "tensor_scalar(dst=" in capsys.readouterr().out
+    assert main(["trace", *arguments, "--cost", "--schedule", str(trace)]) == 0
+    out = capsys.readouterr().out
+    assert "bound 1.02 us* (dma)" in out  # 2 x 128 KiB in rows of 1 KiB, at 0.7 of 368 GB/s
+    assert "makespan" in out
+    assert json.loads(trace.read_text())["traceEvents"]
