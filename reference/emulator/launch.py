@@ -18,6 +18,8 @@ from .program import Program
 from .tensor import NkiTensor, Storage
 from .trace import MAX_HBM_BYTES, Tracer
 
+_MAX_PROGRAMS = 32  # a kernel keeps; each holds the memory its tiles live in
+
 
 class NKIObject:
     """Base of kernels' configuration objects; keyword arguments become attributes."""
@@ -54,9 +56,10 @@ class Kernel:
         strict = _strict if strict is None else strict
         arguments, arrays = self._bind(args, kwargs), []
         key = (self.lnc, self.grid_ndim, strict, *(_key(value, arrays) for value in arguments.arguments.values()))
-        program = self.programs.get(key)
-        if program is None:
-            program = self.programs[key] = self._trace(arguments, strict)
+        program = self.programs.pop(key, None) or self._trace(arguments, strict)
+        self.programs[key] = program  # the last one used comes last
+        if len(self.programs) > _MAX_PROGRAMS:
+            del self.programs[next(iter(self.programs))]
         results = program.run(*map(to_numpy, arrays))
         return to_torch(results) if any(map(is_torch, arrays)) else results
 

@@ -46,6 +46,17 @@ def test_a_kernel_is_traced_once_per_shape_dtype_and_constant():
     assert len(traces) == 7
 
 
+def test_the_programs_least_recently_used_are_let_go():
+    kernel, traces = counted()
+    for width in (1, *range(1, 33), 1, 33):
+        emulator.simulate(kernel)(np.ones((4, width), np.float32), 1.0)
+    assert len(traces) == 33 and len(kernel.programs) == 32
+    emulator.simulate(kernel)(np.ones((4, 1), np.float32), 1.0)
+    assert len(traces) == 33
+    emulator.simulate(kernel)(np.ones((4, 2), np.float32), 1.0)
+    assert len(traces) == 34
+
+
 def test_a_later_run_sees_later_data_and_leaves_earlier_results_alone():
     kernel, _ = counted()
     program = emulator.trace(kernel, np.zeros((4, 8), np.float32), 1.0)
