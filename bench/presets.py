@@ -184,7 +184,7 @@ PRESETS = {
         rates_source="assumed: the source says only that it accepts less than the 1.7B draft",
         published=[],
         published_step_ms=45.0,
-        notes="as above",
+        notes="TP 4 assumed, as for the larger draft",
     ),
     "llama-3.3-70b+1b": Preset(
         title="Llama-3.3-70B + Llama-3.2-1B",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from draft_verify.bench import pictures, report, window
+from draft_verify.bench import pictures, report, step, window
 from draft_verify.bench.micro import MicroRow, to_json
 from draft_verify.bench.presets import PRESETS
 from draft_verify.bench.speedup import StepCost, tune
@@ -175,6 +175,23 @@ def test_a_browser_shows_every_picture_and_the_text(page, tmp_path):
     shown = np.asarray(Image.open(picture).convert("L"))
     assert shown.shape == (2400, 1200)
     assert 0.01 < np.mean(shown < 128) < 0.5  # dark on light, and not blank
+
+
+def test_one_verify_step_is_a_trace_of_its_launches_one_after_another(tmp_path):
+    schedules = step.step_schedules()
+    assert list(schedules) == ["verify_attention", "rejection_sampling", "commit_window"]
+    events = json.loads(json.dumps(step.step_trace(schedules)))["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["name"] == "process_name"}
+    assert list(names.values()) == list(schedules)
+    spans = {pid: [e for e in events if e["ph"] == "X" and e["pid"] == pid] for pid in names}
+    ends = {pid: max(event["ts"] + event["dur"] for event in spans[pid]) for pid in names}
+    for pid in (1, 2):
+        assert min(event["ts"] for event in spans[pid]) >= ends[pid - 1] - 1e-6
+    total = sum(launch.makespan for launches in schedules.values() for launch in launches) * 1e6
+    assert max(ends.values()) == pytest.approx(total, rel=0.05)
+    flat = step.step_spans(schedules)
+    assert len(flat) == sum(map(len, spans.values()))
+    assert {kernel for kernel, _, _, _ in flat} == set(schedules)
 
 
 def test_every_command_writes_its_page(tmp_path, capsys):
