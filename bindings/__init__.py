@@ -15,6 +15,7 @@ from draft_verify.sample_tokens import sample_tokens
 from draft_verify.select_hidden import select_hidden
 from draft_verify.select_state import select_state, shift_conv_window, state_slots
 from draft_verify.tree_acceptance import tree_acceptance
+from draft_verify.typical_acceptance import typical_acceptance
 from draft_verify.uniforms_for import uniforms_for
 from draft_verify.verify_attention import verify_attention
 from draft_verify.verify_step import CacheWindow, verify_step
@@ -42,6 +43,7 @@ __all__ = [
     "shift_conv_window",
     "state_slots",
     "tree_acceptance",
+    "typical_acceptance",
     "uniforms_for",
     "verify_attention",
     "verify_step",

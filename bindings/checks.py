@@ -541,3 +541,24 @@ def sample_tokens(
     uniforms(uniforms_, batch, 2)
     sampling(batch, temperature, top_k, top_p, min_p)
     return batch, vocab_size
+
+
+def typical_acceptance(
+    draft_tokens: Any,
+    target_logits: Any,
+    uniforms_: Any,
+    posterior_threshold: float,
+    posterior_alpha: float,
+    tree: Any,
+    temperature: Any,
+    draft_lens: Any,
+    vocab_size: int | None,
+) -> tuple[int, int, int]:
+    batch, rows, vocab_size = acceptance(draft_tokens, target_logits, draft_lens, vocab_size)
+    uniforms(uniforms_, batch, rows + 1)
+    expect(0 < posterior_threshold <= 1, "posterior_threshold", posterior_threshold, "a probability above 0")
+    expect(0 < posterior_alpha < np.inf, "posterior_alpha", posterior_alpha, "a number above 0")
+    if tree is not None:
+        attention_tree(tree, batch, rows, draft_lens)
+    sampling(batch, temperature, None, None, None)
+    return batch, rows, vocab_size

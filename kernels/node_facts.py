@@ -3,9 +3,19 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import over_rows, to_rows
+from .chain import over_rows, select, to_int, to_rows
 from .statistics import combine_lanes, first_of_largest, lane_statistics
-from .vocabulary import floats, spread, transpose
+from .truncation import clear_below
+from .vocabulary import (
+    FILL,
+    NUM_GROUPS,
+    floats,
+    group_size,
+    load_row_at,
+    spread,
+    tensor_tensor,
+    transpose,
+)
 
 # As in `row_facts`: exp((x - peak) / T) / total, for x not below the threshold, is the law; BEST the best id.
 TARGET_OK, BEST, TARGET_PEAK, TARGET_TOTAL, TARGET_THRESHOLD = 0, 1, 2, 3, 4
@@ -46,3 +56,41 @@ def node_facts(first, count, target_logits, draft_law, draft_kind, vocab_size, s
         nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=peak)
         nisa.tensor_copy(dst=found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], src=threshold)
     return to_rows(found).reshape((1, NODE_FACTS, count, rows))
+
+
+def row_masses(row, facts, has_law, scale, logits, cut, vocab_size):
+    """exp((x - peak) / T) of the ids that stay, [128, B, size], and their sums over the lanes, [B, 128].
+
+    Rows without a law get masses that mean nothing, but are finite: sequences meet in one product.
+
+    Args:
+        row: [1, B] fp32, the row of `logits` [.., V] of each sequence, whose node facts [1, NODE_FACTS, B] are `facts`.
+    """
+    _, count = has_law.shape
+    size = group_size(vocab_size)
+    bias = tensor_tensor(facts[:, TARGET_PEAK], scale, nl.multiply)
+    nisa.tensor_scalar(dst=bias, data=bias, op0=nl.multiply, operand0=-1.0)
+    values = floats((1, 3, count))
+    nisa.tensor_copy(dst=values[:, 0], src=select(has_law, scale, 0.0))
+    nisa.tensor_copy(dst=values[:, 1], src=select(has_law, bias, 0.0))
+    nisa.tensor_copy(dst=values[:, 2], src=select(has_law, facts[:, TARGET_THRESHOLD], FILL))
+    on_lanes = spread(transpose(values.reshape((1, 3 * count))))
+    index = to_int(select(has_law, row, float(logits.size // logits.shape[len(logits.shape) - 1])))
+    masses = floats((NUM_GROUPS, count, size))
+    sums = floats((NUM_GROUPS, count))
+    for sequence in range(count):
+        tile = nl.ndarray((NUM_GROUPS, size), dtype=logits.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=tile, value=FILL)
+        load_row_at(tile, logits, index[:, sequence : sequence + 1], vocab_size)
+        nisa.activation(
+            dst=masses[:, sequence],
+            op=nl.exp,
+            data=tile,
+            bias=on_lanes[:, count + sequence : count + sequence + 1],
+            scale=on_lanes[:, sequence : sequence + 1],
+        )
+        if cut:
+            threshold = on_lanes[:, 2 * count + sequence : 2 * count + sequence + 1]
+            clear_below(tile.expand_dim(1), masses[:, sequence].expand_dim(1), threshold)
+    nisa.tensor_reduce(dst=sums, op=nl.add, data=masses, axis=2)
+    return masses, transpose(sums)

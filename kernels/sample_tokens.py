@@ -4,19 +4,16 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import row_index, select, sequence_chunks, store_int, to_int
+from .chain import row_index, select, sequence_chunks, store_int
 from .draw import draw, load_uniforms
-from .node_facts import BEST, TARGET_OK, TARGET_PEAK, TARGET_THRESHOLD, TARGET_TOTAL, node_facts
+from .node_facts import BEST, TARGET_OK, TARGET_PEAK, TARGET_THRESHOLD, TARGET_TOTAL, node_facts, row_masses
 from .row_facts import load_parameters
 from .statistics import entry_at, kept_mass, replace_spoiled
-from .truncation import clear_below
 from .vocabulary import (
-    FILL,
     NUM_GROUPS,
     first_ids,
     floats,
     group_size,
-    load_row_at,
     spread,
     store_row,
     tensor_scalar,
@@ -59,15 +56,15 @@ def sample_tokens(logits, uniforms, empty, temperature, top_k, top_p, min_p, cut
         rows = logits.reshape((batch, 1, width))
         facts = node_facts(first, count, rows, None, "one_hot", vocab_size, scale, limits, partition_ids)[:, :, :, 0]
         has_law = tensor_tensor(active, facts[:, TARGET_OK], nl.multiply)
-        masses, groups = row_masses(first, facts, has_law, scale, logits, cut, vocab_size)
+        none = floats((1, count))
+        nisa.memset(dst=none, value=0.0)
+        masses, groups = row_masses(row_index(none, first, 1), facts, has_law, scale, logits, cut, vocab_size)
         always = floats((count, 1))
         nisa.memset(dst=always, value=1.0)
         drawn = transpose(draw([(masses, groups, always)], load_uniforms(uniforms, first, count), vocab_size))
 
         best = floats((1, count))
         nisa.tensor_copy(dst=best, src=facts[:, BEST])
-        none = floats((1, count))
-        nisa.memset(dst=none, value=0.0)
         spoiled = tensor_tensor(active, has_law, nl.subtract)
         replace_spoiled(best, spoiled, none, first, rows, vocab_size, partition_ids)
         sampled = tensor_scalar(greedy, nl.multiply, -1.0, nl.add, 1.0)
@@ -111,43 +108,6 @@ def sample_tokens(logits, uniforms, empty, temperature, top_k, top_p, min_p, cut
     if return_law:
         return tokens, probs, invalid, law
     return tokens, probs, invalid
-
-
-def row_masses(first, facts, has_law, scale, logits, cut, vocab_size):
-    """exp((x - peak) / T) of the ids that stay, [128, B, size], and their sums over the lanes, [B, 128].
-
-    Rows without a law get masses that mean nothing, but are finite: sequences meet in one product.
-    """
-    _, count = has_law.shape
-    size = group_size(vocab_size)
-    bias = tensor_tensor(facts[:, TARGET_PEAK], scale, nl.multiply)
-    nisa.tensor_scalar(dst=bias, data=bias, op0=nl.multiply, operand0=-1.0)
-    values = floats((1, 3, count))
-    nisa.tensor_copy(dst=values[:, 0], src=select(has_law, scale, 0.0))
-    nisa.tensor_copy(dst=values[:, 1], src=select(has_law, bias, 0.0))
-    nisa.tensor_copy(dst=values[:, 2], src=select(has_law, facts[:, TARGET_THRESHOLD], FILL))
-    on_lanes = spread(transpose(values.reshape((1, 3 * count))))
-    none = floats((1, count))
-    nisa.memset(dst=none, value=0.0)
-    index = to_int(select(has_law, row_index(none, first, 1), float(logits.shape[0])))
-    masses = floats((NUM_GROUPS, count, size))
-    sums = floats((NUM_GROUPS, count))
-    for sequence in range(count):
-        row = nl.ndarray((NUM_GROUPS, size), dtype=logits.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=row, value=FILL)
-        load_row_at(row, logits, index[:, sequence : sequence + 1], vocab_size)
-        nisa.activation(
-            dst=masses[:, sequence],
-            op=nl.exp,
-            data=row,
-            bias=on_lanes[:, count + sequence : count + sequence + 1],
-            scale=on_lanes[:, sequence : sequence + 1],
-        )
-        if cut:
-            threshold = on_lanes[:, 2 * count + sequence : 2 * count + sequence + 1]
-            clear_below(row.expand_dim(1), masses[:, sequence].expand_dim(1), threshold)
-    nisa.tensor_reduce(dst=sums, op=nl.add, data=masses, axis=2)
-    return masses, transpose(sums)
 
 
 def write_law(law, row, masses, weight, token, sampled, vocab_size):
