@@ -27,7 +27,7 @@ except ImportError as error:
 from draft_verify.nxdi.attention import AttentionMixin
 from draft_verify.nxdi.models import FusedSpecMixin, ModelMixin, combined
 
-__all__ = ["AttentionMixin", "FusedSpecMixin", "ModelMixin", "apply"]
+__all__ = ["AttentionMixin", "FusedSpecMixin", "ModelMixin", "apply", "register"]
 
 
 class _CausalLMMixin:
@@ -62,3 +62,21 @@ def apply(model_cls: type) -> type:
         if issubclass(model_cls, base):
             return combined(mixin, model_cls)
     raise TypeError(f"model_cls: got {model_cls.__name__}, expected a class of NxD Inference's models")
+
+
+def register(*model_types: str) -> None:
+    """Puts this library into models of NxDI's own registry, from which vLLM's plugin for NxDI takes its classes.
+
+    Args:
+        model_types: "qwen3", "llama", ...
+
+    Raises:
+        ValueError: a type that NxDI does not know.
+    """
+    from neuronx_distributed_inference.utils.constants import MODEL_TYPES
+
+    for model_type in model_types:
+        if model_type not in MODEL_TYPES:
+            raise ValueError(f"model_types: got {model_type!r}, expected one of {', '.join(sorted(MODEL_TYPES))}")
+    for model_type in model_types:
+        MODEL_TYPES[model_type]["causal-lm"] = apply(MODEL_TYPES[model_type]["causal-lm"])
