@@ -83,6 +83,13 @@ SAMPLES = {
             {"draft_probs": laws(B, T - 1, V), "temperature": np.array([0, 2], np.float32), "draft_lens": ints(-1, 3)},
         ),
     ],
+    "tree_acceptance": [
+        ((ints(-1, 0, 0, 1), DRAFTS, LOGITS), {}),
+        (
+            (ints([-1, 0, 0, 1], [-1, 0, 1, -2]), DRAFTS, LOGITS, uniforms(T + 1)),
+            {"rule": "independent", "draft_probs": laws(B, T, V), "temperature": 0.9, "top_k": 5},
+        ),
+    ],
     "typical_acceptance": [
         ((DRAFTS, LOGITS, uniforms(T + 1)), {"posterior_threshold": 0.09, "posterior_alpha": 0.3, "temperature": 0.5})
     ],
