@@ -284,6 +284,19 @@ def test_tensor_tensor_scan_keeps_a_float32_state(op0, op1, reverse):
     np.testing.assert_array_equal(run(emit, data0, data1, initial, out=((4, 7), nl.float32)), expected)
 
 
+def test_a_narrow_dst_does_not_round_the_state_of_a_scan():
+    decay, x = np.full((3, 50), 0.99, np.float32), np.ones((3, 50), np.float32)
+    emit = lambda dst, a, b: nisa.tensor_tensor_scan(dst, a, b, 10.0, nl.multiply, nl.add)  # noqa: E731
+    state, expected = np.float32(10), np.empty((3, 50), np.float32)
+    for step in range(50):
+        expected[:, step] = state = np.float32(0.99) * state + np.float32(1)
+    np.testing.assert_array_equal(run(emit, decay, x, out=((3, 50), nl.bfloat16)), expected.astype(bf16))
+    drifting = np.float32(10)
+    for _ in range(50):
+        drifting = (np.float32(0.99) * drifting + np.float32(1)).astype(bf16).astype(np.float32)
+    assert drifting != np.float32(bf16(expected[0, -1])), "the rounded state would show"
+
+
 @pytest.mark.parametrize("op0, fold", [("multiply", np.cumsum), ("maximum", np.maximum.accumulate)])
 def test_the_usual_scans_are_exact_prefix_operations(op0, fold):
     x = normal(40, 300, dtype=bf16)
