@@ -118,40 +118,34 @@ def speculative_decode(
         num_draft_tokens: K; windows have T = K + 1 rows, and the prompts are processed in windows of the same shape.
         on_step: called after each verify step with the number of tokens it emitted, all sequences together.
     """
-    batch, rows = len(prompts), num_draft_tokens + 1
+    batch = len(prompts)
     texts = [list(prompt) for prompt in prompts]
-    seq_lens = np.zeros(batch, np.int32)
     stats = draft_verify.AcceptanceStats(num_draft_tokens, [] if stop is None else [stop])
-
-    while any(seq_lens < [len(prompt) - 1 for prompt in prompts]):
-        pieces = [text[start : start + rows] for text, start in zip([p[:-1] for p in prompts], seq_lens)]
-        proposals = [Proposal(list(piece[1:]), list(range(len(piece) - 1))) if piece else None for piece in pieces]
-        step = _Window([piece[0] if piece else 0 for piece in pieces], proposals, seq_lens, rows, tree=False)
-        step.forward(model, cache, backend)
-        step.commit(cache, step.draft_lens, None, backend)
-        seq_lens += step.draft_lens + 1
+    seeds = np.arange(sampling.seed, sampling.seed + batch, dtype=np.uint32)
 
     def remaining(sequence: int) -> int:
         text, prompt = texts[sequence], prompts[sequence]
-        return 0 if len(text) > len(prompt) and text[-1] == stop else len(prompt) + num_tokens - len(text)
+        ended = len(text) > len(prompt) and text[-1] == stop
+        return 0 if ended else len(prompt) + num_tokens - len(text)
 
-    seeds = np.arange(sampling.seed, sampling.seed + batch, dtype=np.uint32)
+    def propose(sequence: int, uniforms: np.ndarray) -> Proposal | None:
+        left = remaining(sequence)
+        if left == 0:
+            return None
+        return drafts[sequence].propose(
+            texts[sequence], min(num_draft_tokens, left - 1), sampling.temperature, uniforms[:num_draft_tokens]
+        )
+
+    seq_lens = _process_prompts(model, prompts, cache, num_draft_tokens + 1, backend)
     while any(remaining(b) > 0 for b in range(batch)):
         draft_uniforms = draft_verify.uniforms_for(seeds, seq_lens, num_draft_tokens, purpose="draft")
-        proposals = [
-            drafts[b].propose(
-                texts[b], min(num_draft_tokens, remaining(b) - 1), sampling.temperature, draft_uniforms[b, : rows - 1]
-            )
-            if remaining(b) > 0
-            else None
-            for b in range(batch)
-        ]
-        step = _Window([text[-1] for text in texts], proposals, seq_lens, rows, tree)
-        logits = step.forward(model, cache, backend)
+        proposals = [propose(b, draft_uniforms[b]) for b in range(batch)]
+        window = _Window([text[-1] for text in texts], proposals, seq_lens, num_draft_tokens + 1, tree)
+        logits = window.forward(model, cache, backend)
         uniforms = draft_verify.uniforms_for(seeds, seq_lens, num_draft_tokens)
-        acceptance = step.accept(logits, uniforms, sampling, backend)
-        step.commit(cache, acceptance.num_accepted, acceptance.path if tree else None, backend)
-        stats.update(acceptance, draft_lens=step.depths())
+        acceptance = window.accept(logits, uniforms, sampling, backend)
+        window.commit(cache, acceptance.num_accepted, acceptance.path if tree else None, backend)
+        stats.update(acceptance, draft_lens=window.depths())
         before = sum(map(len, texts))
         for text, emitted, accepted in zip(texts, acceptance.tokens.tolist(), acceptance.num_accepted):
             emitted = emitted[: accepted + 1]
@@ -159,6 +153,21 @@ def speculative_decode(
         seq_lens += acceptance.num_accepted + 1
         on_step(sum(map(len, texts)) - before)
     return Decoded([text[len(prompt) :] for text, prompt in zip(texts, prompts)], stats)
+
+
+def _process_prompts(
+    model: Llama, prompts: Sequence[Sequence[int]], cache: Cache, rows: int, backend: str
+) -> np.ndarray:
+    """All but each prompt's last token into the cache, in windows accepted whole: the lengths [B] then committed."""
+    seq_lens = np.zeros(len(prompts), np.int32)
+    while any(length < len(prompt) - 1 for length, prompt in zip(seq_lens, prompts)):
+        pieces = [list(prompt[:-1][length : length + rows]) for length, prompt in zip(seq_lens, prompts)]
+        proposals = [Proposal(piece[1:], list(range(len(piece) - 1))) if piece else None for piece in pieces]
+        window = _Window([piece[0] if piece else 0 for piece in pieces], proposals, seq_lens, rows, tree=False)
+        window.forward(model, cache, backend)
+        window.commit(cache, window.draft_lens, None, backend)
+        seq_lens += window.draft_lens + 1
+    return seq_lens
 
 
 class _Window:
