@@ -9,13 +9,14 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_loads import transpose_all
-from .attention_plan import PSUM_BANK, RowTile, psum, tile
+from .attention_loads import EVICTION_ENGINES, transpose_all
+from .attention_plan import PSUM_BANK, PSUM_BANK_BYTES, RowTile, psum, tile
 from .attention_tree import load_ancestors
 
 NOTHING_SEEN = 1e20  # minus the maximum of a row that saw no key yet: exp(masked score + this) is 0
 MASKED = -3.4028234663852886e38  # what range_select writes where a slot is not seen
 SMALLEST_SUM = 1e-18  # a row that saw a key has a sum of at least 1; the logarithm's domain starts at 2^-64
+MOST_TRANSPOSES = 8  # of a batch
 SPAN_BANKS = 2  # of scores under one mask; two spans are in use at a time
 
 
@@ -29,14 +30,6 @@ class Rows(NamedTuple):
     key_scale: object  # of scores of the cache; None if that is shape.scale
     value_scale: object  # of weighted values; None if there is none
     fresh: object  # State of rows that have seen nothing but their sink
-
-
-class Masks(NamedTuple):
-    """What each row of a row tile sees in a pass."""
-
-    first: object  # [count, 1] fp32: slots first <= slot < end of the row's stream
-    end: object
-    window: object  # [count, T] uint8, or None
 
 
 class State(NamedTuple):
@@ -93,20 +86,18 @@ def part_of(shape, state, rows):
 
 def row_constants(shape, chunk, rows, with_window, sinks, key_scale, value_scale):
     """Rows of a row tile. `with_window`: whether the window's keys are this core's to take."""
-    size = (rows.count, 1)
     copies = rows.count // shape.window
-    row = tile(size)
-    window_rows = tile((1, copies, shape.window))
-    nisa.iota(dst=window_rows, pattern=[[0, copies], [1, shape.window]], offset=0, channel_multiplier=0)
-    nisa.dma_copy(dst=row, src=window_rows)
-
-    first_slot = None
-    if rows.streams > 1:
-        first_slots = tile((1, rows.streams, rows.rows))
-        share = chunk.slots // rows.streams
-        nisa.iota(dst=first_slots, pattern=[[share, rows.streams], [0, rows.rows]], offset=0, channel_multiplier=0)
-        first_slot = tile(size)
-        nisa.dma_copy(dst=first_slot, src=first_slots)
+    numbers = tile((1, copies, shape.window, 2))
+    nisa.iota(dst=numbers[:, :, :, 0], pattern=[[0, copies], [1, shape.window]], offset=0, channel_multiplier=0)
+    nisa.iota(
+        dst=numbers[:, :, :, 1],
+        pattern=[[chunk.slots // rows.streams, rows.streams], [0, rows.rows]],
+        offset=0,
+        channel_multiplier=0,
+    )
+    columns = tile((rows.count, 2))
+    nisa.dma_copy(dst=columns, src=numbers)
+    row = columns[:, 0:1]
 
     fresh = new_state(shape, rows)
     nisa.memset(dst=fresh.all, value=0.0)
@@ -124,7 +115,7 @@ def row_constants(shape, chunk, rows, with_window, sinks, key_scale, value_scale
         row=row,
         depth=row,
         sees=chain_sees(shape, row[0 : rows.rows]) if with_window else None,
-        first_slot=first_slot,
+        first_slot=columns[:, 1:2] if rows.streams > 1 else None,
         key_scale=row_scale(rows, key_scale, shape.scale if shape.softcap == 0.0 else shape.scale / shape.softcap),
         value_scale=row_scale(rows, value_scale, 1.0),
         fresh=fresh,
@@ -179,26 +170,20 @@ def chain_sees(shape, row):
     return sees
 
 
-def mask_rows(shape, constants, current, with_cache, with_window):
-    """Masks of a pass; rows of padding see nothing."""
-    first = None
-    end = None
-    window = None
-    if with_cache:
-        first, end = slot_bounds(shape, constants, current)
-    if with_window:
-        count = constants.row.shape[0]
-        live_row = tile((count, 1))
-        nisa.tensor_scalar(dst=live_row, data=constants.row, op0=nl.less, operand0=current.live_rows[0:count])
-        if current.starts != None:  # noqa: E711
-            nisa.tensor_tensor(dst=live_row, data1=live_row, data2=current.starts[0:count], op=nl.multiply)
-        window = tile((count, shape.window), nl.uint8)
-        nisa.tensor_scalar(dst=window, data=constants.sees, op0=nl.multiply, operand0=live_row)
-    return Masks(first, end, window)
+def window_mask(shape, constants, current):
+    """[rows, T] uint8: which window keys each row sees, if this pass takes the window; rows of padding see none."""
+    count = constants.row.shape[0]
+    live_row = tile((count, 1))
+    nisa.tensor_scalar(dst=live_row, data=constants.row, op0=nl.less, operand0=current.live_rows[0:count])
+    if current.starts != None:  # noqa: E711
+        nisa.tensor_tensor(dst=live_row, data1=live_row, data2=current.starts[0:count], op=nl.multiply)
+    mask = tile((count, shape.window), nl.uint8)
+    nisa.tensor_scalar(dst=mask, data=constants.sees, op0=nl.multiply, operand0=live_row)
+    return mask
 
 
 def slot_bounds(shape, constants, current):
-    """First slot that each row sees, and one past the last, in its stream: [count, 1] each."""
+    """First slot that each row sees in its stream, and one past the last, [count, 1] each; rows of padding see none."""
     count = constants.row.shape[0]
     size = (count, 1)
     first = current.first[0:count]
@@ -262,56 +247,78 @@ def capped(shape, scores, scale):
     return result
 
 
-def attend(shape, chunk, rows, constants, stationary, cached, window, masks, state, begins):
-    """Takes a pass into the state of a row tile: cached keys, the window's, or both.
+class Step(NamedTuple):
+    """A step of the softmax whose scores are known and whose values are not weighed yet."""
+
+    parts: object  # (masked scores, scale) of each pass, then of the window if it is there
+    negative_max: object  # [count, 1], after the step
+    decay: object  # [count, 1], what scales earlier sums
+    earlier_total: object  # [count, 1], the sum that this is for
+
+
+def score_step(shape, chunk, rows, constants, stationary, cached, window, state, begins):
+    """Scores of passes, the window, or both, against the maximum of a row tile's state, which they raise.
 
     Args:
         stationary: queries, as load_queries leaves them.
-        cached: (keys, values), an entry a segment as load_keys and load_slots leave them, or ().
-        window: (keys, values), as load_window leaves them, or ().
-        masks: Masks of the pass.
-        begins: whether it is a sequence's first: `state` then holds nothing yet.
+        cached: a list of (keys, (first, end)) for each pass: an entry a segment as load_keys leaves them, bounds as
+            slot_bounds does.
+        window: () or (keys, mask), as load_window and window_mask leave them.
+        begins: whether this is a sequence's first step: `state` then holds nothing yet.
     """
-    before = constants.fresh if begins else state
     scale = shape.scale if shape.softcap == 0.0 else shape.softcap
     cache_scale = scale
     if constants.key_scale != None and shape.softcap == 0.0:  # noqa: E711
         cache_scale = constants.key_scale
-
     parts = []
-    if len(cached) > 0:
-        scores, maxima = cache_scores(shape, chunk, rows, constants, stationary, cached[0], masks)
-        parts.append((scores, maxima, cache_scale))
+    maxima = []
+    for keys, bounds in cached:
+        scores, largest = cache_scores(shape, chunk, rows, constants, stationary, keys, bounds)
+        parts.append((scores, cache_scale))
+        maxima.append((largest, cache_scale))
     if len(window) > 0:
-        scores, maxima = window_scores(shape, rows, stationary, window[0], masks)
-        parts.append((scores, maxima, scale))
-    decay = raise_maximum(parts, before, state)
+        scores, largest = window_scores(shape, rows, stationary, window[0], window[1])
+        parts.append((scores, scale))
+        maxima.append((largest, scale))
 
+    before = constants.fresh if begins else state
+    negative_max = raised_maximum(maxima, before.negative_max)
+    decay = tile((rows.count, 1))
+    nisa.activation(dst=decay, op=nl.exp, data=before.negative_max, scale=-1.0, bias=negative_max)
+    nisa.tensor_copy(dst=state.negative_max, src=negative_max, engine=nisa.engine.gpsimd)
+    return Step(parts, negative_max, decay, before.total)
+
+
+def weigh_step(shape, chunk, rows, step, values, window_values, state, begins):
+    """Takes values, an entry a pass as load_slots leaves them, and the window's if the step has it, into the state."""
     weighted = psum((rows.count, groups_of(rows) * shape.head_dim))
     sums = []
-    for scores, _, part_scale in parts:
+    for i in range(len(values)):
+        scores, scale = step.parts[i]
+        sums.append(weigh_values(shape, chunk, rows, scores, scale, step.negative_max, values[i], weighted, i > 0))
+    if len(step.parts) > len(values):
+        scores, scale = step.parts[len(values)]
         total = tile((rows.count, 1))
-        weights = exponentials(shape, scores, part_scale, state, total)
-        if len(sums) < len(cached) // 2:
-            weigh_values(chunk, rows, weights, cached[1], weighted)
-        else:
-            weigh_window(rows, weights, window[1], weighted[:, 0 : rows.heads * shape.head_dim], len(cached) > 0)
+        weights = tile(scores.shape, shape.dtype)
+        exponentials(weights, scores, scale, step.negative_max, total)
+        weigh_window(rows, weights, window_values, weighted[:, 0 : rows.heads * shape.head_dim], len(values) > 0)
         sums.append(total)
 
     if begins:
         nisa.tensor_copy(dst=state.values, src=weighted, engine=nisa.engine.scalar)
     else:
-        nisa.scalar_tensor_tensor(
-            dst=state.values, data=state.values, op0=nl.multiply, operand0=decay, op1=nl.add, operand1=weighted
+        nisa.tensor_scalar(
+            dst=state.values, data=state.values, op0=nl.multiply, operand0=step.decay, engine=nisa.engine.scalar
         )
+        nisa.tensor_tensor(dst=state.values, data1=state.values, data2=weighted, op=nl.add)
     nisa.scalar_tensor_tensor(
-        dst=state.total, data=before.total, op0=nl.multiply, operand0=decay, op1=nl.add, operand1=sums[0]
+        dst=state.total, data=step.earlier_total, op0=nl.multiply, operand0=step.decay, op1=nl.add, operand1=sums[0]
     )
     for total in sums[1:]:
         nisa.tensor_tensor(dst=state.total, data1=state.total, data2=total, op=nl.add)
 
 
-def cache_scores(shape, chunk, rows, constants, stationary, keys, masks):
+def cache_scores(shape, chunk, rows, constants, stationary, keys, bounds):
     """Masked scores [count, slots of a stream] of a pass, and their maxima [count, n]."""
     run = chunk.run
     share = chunk.segments // rows.streams  # segments of a stream
@@ -338,8 +345,8 @@ def cache_scores(shape, chunk, rows, constants, stationary, keys, masks):
             on_true_tile=capped(shape, products, constants.key_scale),
             comp_op0=nl.greater_equal,
             comp_op1=nl.less,
-            bound0=masks.first,
-            bound1=masks.end,
+            bound0=bounds[0],
+            bound1=bounds[1],
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
             reduce_res=maxima[:, i : i + 1],
             range_start=chunk.first + first_slot,
@@ -347,7 +354,7 @@ def cache_scores(shape, chunk, rows, constants, stationary, keys, masks):
     return scores, maxima
 
 
-def window_scores(shape, rows, stationary, keys, masks):
+def window_scores(shape, rows, stationary, keys, mask):
     """Masked scores [count, T] with the window's keys, and their maxima [count, 1]."""
     products = psum((rows.count, shape.window))
     scores = tile((rows.count, shape.window))
@@ -359,7 +366,7 @@ def window_scores(shape, rows, stationary, keys, masks):
         score(products, stationary, own_keys, head)
     nisa.select_reduce(
         dst=scores,
-        predicate=masks.window,
+        predicate=mask,
         on_true=capped(shape, products, None),
         on_false=MASKED,
         reduce_res=maximum,
@@ -369,58 +376,88 @@ def window_scores(shape, rows, stationary, keys, masks):
     return scores, maximum
 
 
-def raise_maximum(parts, before, state):
-    """Raises the maximum from `before` to those of (scores, maxima, scale) parts; returns what scales earlier sums."""
-    count = before.total.shape[0]
-    decay = tile((count, 1))
-    negative_max = before.negative_max
-    for _, maxima, scale in parts:
-        largest = tile((count, 1))
-        raised = tile((count, 1))
-        nisa.tensor_reduce(dst=largest, op=nl.maximum, data=maxima, axis=1, negate=True)
-        nisa.tensor_scalar(
-            dst=raised, data=largest, op0=nl.multiply, operand0=scale, op1=nl.minimum, operand1=negative_max
-        )
+def raised_maximum(maxima, negative_max):
+    """Minus the largest of what `negative_max` [count, 1] stands for and of (maxima [count, n], scale) pairs."""
+    for largest, scale in maxima:
+        size = negative_max.shape
+        own = tile(size)
+        raised = tile(size)
+        nisa.tensor_reduce(dst=own, op=nl.maximum, data=largest, axis=1, negate=True)
+        nisa.tensor_scalar(dst=raised, data=own, op0=nl.multiply, operand0=scale, op1=nl.minimum, operand1=negative_max)
         negative_max = raised
-    nisa.activation(dst=decay, op=nl.exp, data=before.negative_max, scale=-1.0, bias=negative_max)
-    nisa.tensor_copy(dst=state.negative_max, src=negative_max)
-    return decay
+    return negative_max
 
 
-def exponentials(shape, scores, scale, state, total):
-    """exp(scale * score - maximum) in the Tensor engine's dtype, and their row sums in `total`."""
-    weights = tile(scores.shape, shape.dtype)
+def exponentials(weights, scores, scale, negative_max, total):
+    """weights = exp(scale * score - maximum) in the Tensor engine's dtype, and their row sums in `total`."""
     nisa.activation(
         dst=weights,
         op=nl.exp,
         data=scores,
         scale=scale,
-        bias=state.negative_max,
+        bias=negative_max,
         reduce_op=nl.add,
         reduce_res=total,
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )
-    return weights
 
 
-def weigh_values(chunk, rows, weights, values, weighted):
-    """weighted [count, groups * D] = weights [count, slots of a stream] x values, slots on partitions."""
+def weigh_values(shape, chunk, rows, scores, scale, negative_max, values, weighted, accumulate):
+    """weighted [count, groups * D] (+)= exp(scores) [count, slots of a stream] x values; returns the weights' sums.
+
+    Slots go to partitions by transposes, a few of each run at a time: one batch is transposed while the exponentials
+    of the next are computed. The two engines that can read PSUM take turns at emptying it.
+    """
     run = chunk.run
     share = chunk.segments // rows.streams
-    size = chunk.partitions * run
     width = weighted.shape[1] // rows.streams
+    size = 4 if shape.dtype == nl.float32 else 2
+    batch = max(1, min(run, MOST_TRANSPOSES, PSUM_BANK_BYTES // (rows.count * size)))
+    while run % batch > 0:
+        batch -= 1
+    batches = []
     for segment in range(share):
-        transposed = tile((chunk.partitions, run, rows.count), weights.dtype)
-        own_weights = weights[:, segment * size : (segment + 1) * size]
-        transpose_all(transposed, own_weights.reshape_dim(1, (chunk.partitions, run)).permute((0, 2, 1)))
-        for stream in range(rows.streams):
-            for i in range(run):
-                nisa.nc_matmul(
-                    dst=weighted[:, stream * width : (stream + 1) * width],
-                    stationary=transposed[:, i, :],
-                    moving=values[stream * share + segment][:, :, i, :],
-                    accumulate=segment + i > 0,
+        for first in range(0, run, batch):
+            batches.append((segment, first))
+    sums = tile((rows.count, len(batches)))
+    weights = tile((rows.count, share, chunk.partitions, run), shape.dtype)
+    scores = scores.reshape_dim(1, (share, chunk.partitions, run))
+
+    staged = []
+    for i in range(len(batches) + 1):
+        if i < len(batches):
+            segment, first = batches[i]
+            exponentials(
+                weights[:, segment, :, first : first + batch],
+                scores[:, segment, :, first : first + batch],
+                scale,
+                negative_max,
+                sums[:, i : i + 1],
+            )
+            staged.append(psum((chunk.partitions, batch, rows.count), shape.dtype))
+            for j in range(batch):
+                nisa.nc_transpose(
+                    dst=staged[i][:, j, :], data=weights[:, segment, :, first + j], engine=nisa.engine.tensor
                 )
+        if i > 0:
+            segment, first = batches[i - 1]
+            transposed = tile((chunk.partitions, batch, rows.count), shape.dtype)
+            # Streams leave the Vector engine time, which is the faster at this.
+            engine = nisa.engine.vector if rows.streams > 1 else EVICTION_ENGINES[i % 2]
+            nisa.tensor_copy(dst=transposed, src=staged[i - 1], engine=engine)
+            for stream in range(rows.streams):
+                for j in range(batch):
+                    nisa.nc_matmul(
+                        dst=weighted[:, stream * width : (stream + 1) * width],
+                        stationary=transposed[:, j, :],
+                        moving=values[stream * share + segment][:, :, first + j, :],
+                        accumulate=accumulate or i > 1 or j > 0,
+                    )
+    if len(batches) == 1:
+        return sums
+    total = tile((rows.count, 1))
+    nisa.tensor_reduce(dst=total, op=nl.add, data=sums, axis=1)
+    return total
 
 
 def weigh_window(rows, weights, values, weighted, accumulate):

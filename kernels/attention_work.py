@@ -176,20 +176,52 @@ def whole_steps(values, step):
     return quotient, multiple
 
 
+class DensePasses(NamedTuple):
+    """How sequences with at least one pass of live slots take them: one pass that ends with the last live slot, and,
+    from the first slot on, those that start before it."""
+
+    any: object  # a register each: 1 if there is a pass, else 0
+    latest: object  # where the pass that ends with the last live slot starts: [128, B] fp32
+    end: object  # the same, a register each
+    second: object  # where the second pass from the first slot on starts, a register each; None if at a known slot
+
+
+def dense_passes(shape, chunk, lengths):
+    """DensePasses of all sequences, and 1 [128, B] for each that has no pass of live slots, else 0."""
+    size = lengths.cached.shape
+    some = tile(size)
+    latest = tile(size)
+    short = tile(size)
+    nisa.tensor_scalar(dst=latest, data=lengths.cached, op0=nl.subtract, operand0=float(chunk.step))
+    nisa.tensor_tensor(dst=some, data1=latest, data2=lengths.base, op=nl.greater_equal)
+    any_pass = counters(some)
+    nisa.tensor_scalar(dst=short, data=some, op0=nl.equal, operand0=0.0)
+    second = None
+    if shape.sliding_window > 0:
+        after = tile(size)
+        nisa.tensor_scalar(dst=after, data=lengths.base, op0=nl.add, operand0=float(chunk.step))
+        second = counters(after)
+    return DensePasses(any_pass, latest, counters(latest), second), short
+
+
+def ragged_ends(lengths, chosen):
+    """A register each: one past the last live slot of the chosen sequences, 0 for others; None chooses all."""
+    if chosen == None:  # noqa: E711
+        return counters(lengths.cached)
+    ends = tile(lengths.cached.shape)
+    nisa.tensor_tensor(dst=ends, data1=lengths.cached, data2=chosen, op=nl.multiply, engine=nisa.engine.gpsimd)
+    return counters(ends)
+
+
 def count_passes(chunk, lengths):
     """Passes over each sequence's live slots, in fp32."""
     size = lengths.cached.shape
     extent = tile(size)
-    quotient = tile(size, nl.int32)
-    rest = tile(size)
     passes = tile(size)
-    # ceil(extent / step): the int32 quotient may have been rounded up or down; the remainder tells.
     nisa.tensor_tensor(dst=extent, data1=lengths.cached, data2=lengths.base, op=nl.subtract)
-    nisa.tensor_scalar(dst=quotient, data=extent, op0=nl.multiply, operand0=1.0 / chunk.step)
-    nisa.scalar_tensor_tensor(
-        dst=rest, data=quotient, op0=nl.multiply, operand0=-float(chunk.step), op1=nl.add, operand1=extent
-    )
-    nisa.scalar_tensor_tensor(dst=passes, data=rest, op0=nl.greater, operand0=0.0, op1=nl.add, operand1=quotient)
+    quotient, covered = whole_steps(extent, chunk.step)
+    nisa.tensor_tensor(dst=passes, data1=extent, data2=covered, op=nl.greater)
+    nisa.tensor_tensor(dst=passes, data1=passes, data2=quotient, op=nl.add)
     return passes
 
 
@@ -200,12 +232,6 @@ def long_sequences(chunk, lengths):
     nisa.tensor_tensor(dst=extent, data1=lengths.cached, data2=lengths.oldest, op=nl.subtract)
     nisa.tensor_scalar(dst=flags, data=extent, op0=nl.greater_equal, operand0=float(chunk.step))
     return flags
-
-
-def chosen_only(passes, chosen):
-    """Passes of the chosen sequences, 0 of the others."""
-    nisa.tensor_tensor(dst=passes, data1=passes, data2=chosen, op=nl.multiply)
-    return passes
 
 
 # A few sequences, unrolled -------------------------------------------------------------------------------------------
@@ -220,7 +246,7 @@ def counters(values):
     """A register for each sequence, from a tile [128, B]."""
     count = values.shape[1]
     whole = tile((1, count), nl.int32)
-    nisa.tensor_copy(dst=whole, src=values[0:1, :])
+    nisa.tensor_copy(dst=whole, src=values[0:1, :], engine=nisa.engine.gpsimd)
     registers = []
     for sequence in range(count):
         register = nisa.register_alloc()
@@ -256,18 +282,22 @@ def pass_from(shape, lengths, sequence, begin, latest, block):
     start = tile(size)
     first = tile(size)
     end = tile(size)
-    position = tile(size)
-    index = tile((1, 1), nl.int32)
-    nisa.tensor_scalar(dst=start, data=begin, op0=nl.minimum, operand0=latest)
+    nisa.tensor_scalar(dst=start, data=begin, op0=nl.minimum, operand0=latest, op1=nl.maximum, operand1=0.0)
     # Of the first block, slots may be too old to be seen.
     nisa.scalar_tensor_tensor(
         dst=first, data=begin, op0=nl.maximum, operand0=lengths.oldest[:, one], op1=nl.subtract, operand1=start
     )
     nisa.tensor_tensor(dst=end, data1=lengths.cached[:, one], data2=start, op=nl.subtract)
-    nisa.tensor_tensor(dst=position, data1=lengths.position[:, one], data2=start, op=nl.subtract)
-    nisa.tensor_copy(dst=index, src=start[0:1])
+    position = None
+    if shape.sliding_window > 0 or shape.positioned:
+        position = tile(size)
+        nisa.tensor_tensor(dst=position, data1=lengths.position[:, one], data2=start, op=nl.subtract)
+    index = None
     entry = None
-    if shape.block_size > 0:
+    if shape.block_size == 0:
+        index = tile((1, 1), nl.int32)
+        nisa.tensor_copy(dst=index, src=start[0:1])
+    else:
         entry = tile(size)
         nisa.tensor_scalar(dst=entry, data=block, op0=nl.add, operand0=float(sequence * shape.table_size))
     return Pass(sequence, None, index, index, first, end, lengths.live_rows[:, one], None, position, entry)

@@ -1,0 +1,173 @@
+"""What the passes of few and of many sequences share: plans, constants, loads."""
+
+from typing import NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+from .attention_blocks import find_runs, runs_of
+from .attention_loads import load_keys, load_slots, load_window, silence, slots_to_keep
+from .attention_plan import head_parts, plan_blocks, plan_chunk, tile
+from .attention_softmax import groups_of, row_constants, with_tree
+
+LONGEST = 4096  # slots of a pass on one core: its fixed cost is then small beside its loads
+RAGGED = 2048  # slots of a pass that may load some that are not live
+
+
+class Operands(NamedTuple):
+    """The tensors of a call in HBM; what is not there is None."""
+
+    query: object
+    key: object
+    value: object
+    key_cache: object
+    value_cache: object
+    trees: object  # [1 or B, T, T + 1], as ancestor_table leaves them
+    block_table: object
+    sinks: object
+    key_scale: object
+    value_scale: object
+    outputs: object  # [shards, B, Hq, T, D]
+    sums: object  # [shards, 2, B, Hq, T]
+    shard: int  # this core's
+
+
+def plan_dense(shape, streams, shard, slot_cores):
+    """Passes over live slots only, at most half as long as a core's share of the cache; None where that is small."""
+    share = shape.slots // slot_cores
+    if share < 2 * RAGGED or shape.block_size > 0 or shape.ring:
+        return None
+    longest = RAGGED
+    while 2 * longest <= min(LONGEST, share // 2):
+        longest *= 2
+    return plan_chunk(shape.slots, longest, streams, shard, slot_cores)
+
+
+def plan_ragged(shape, shard, slot_cores):
+    """Passes that may load slots that are not live."""
+    if shape.block_size > 0:
+        return plan_blocks(shape, LONGEST, shard, slot_cores)
+    return plan_chunk(shape.slots, RAGGED, 1, shard, slot_cores)
+
+
+class Constants(NamedTuple):
+    """What no pass changes."""
+
+    rows: object  # Rows of each row tile of each group
+    slot: object  # [partitions, segments, run] fp32, the number of each slot that a ragged pass loads
+    window_row: object  # [T, 1] fp32
+    inverse_scales: object  # [T, Hkv] fp32, or None
+    runs: object  # Runs of a paged cache, or None
+
+
+def constants_of(shape, streamed, ragged, groups, operands):
+    """Constants for passes `streamed`, whose rows may come in streams, and `ragged`, which load slots not live."""
+    with_window = has_window(operands)
+    rows = []
+    for group in groups:
+        own = []
+        for row_tile in group:
+            own.append(
+                row_constants(
+                    shape,
+                    streamed,
+                    row_tile,
+                    with_window,
+                    operands.sinks if operands.shard == 0 else None,
+                    operands.key_scale,
+                    operands.value_scale,
+                )
+            )
+        rows.append(own)
+    slot = tile((ragged.partitions, ragged.segments, ragged.run))
+    nisa.iota(
+        dst=slot,
+        pattern=[[ragged.partitions * ragged.run, ragged.segments], [1, ragged.run]],
+        offset=ragged.first,
+        channel_multiplier=ragged.run,
+    )
+    window_row = tile((shape.window, 1))
+    nisa.iota(dst=window_row, pattern=[[0, 1]], offset=0, channel_multiplier=1)
+    inverse_scales = None
+    if operands.value_scale != None:  # noqa: E711
+        inverse_scales = tile((shape.window, shape.heads))
+        nisa.dma_copy(dst=inverse_scales, src=operands.value_scale.ap(pattern=[[0, shape.window], [1, shape.heads]]))
+        nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
+    runs = None
+    if shape.block_size > 0:
+        runs = runs_of(shape, ragged, slot)
+    return Constants(rows, slot, window_row, inverse_scales, runs)
+
+
+def own_constants(shape, groups, operands, constants, current):
+    """Constants for the sequence of a pass, which may have a tree of its own."""
+    if operands.trees == None:  # noqa: E711
+        return constants
+    rows = []
+    for g in range(len(groups)):
+        own = []
+        for t in range(len(groups[g])):
+            own.append(with_tree(shape, groups[g][t], constants.rows[g][t], operands.trees, current))
+        rows.append(own)
+    return Constants(rows, constants.slot, constants.window_row, constants.inverse_scales, constants.runs)
+
+
+def has_window(operands):
+    """Whether the window's keys are this core's to take: of two that share the slots, the first's."""
+    return operands.key != None and operands.shard == 0  # noqa: E711
+
+
+def places_of(shape, chunk, operands, runs, current):
+    """Where the runs of a pass lie in a paged cache; None for others."""
+    if runs == None:  # noqa: E711
+        return None
+    return find_runs(shape, chunk, runs, operands.block_table, operands.value_cache.shape[0], current)
+
+
+def load_pass(shape, chunk, rows, operands, places, current):
+    """Keys and values of a pass; keys first, which are needed first."""
+    keys = pass_keys(shape, chunk, rows, operands, places, current)
+    return keys, pass_values(shape, chunk, rows, operands, places, current)
+
+
+def pass_keys(shape, chunk, rows, operands, places, current):
+    """Keys of a pass, a list of segments."""
+    keys = []
+    for segment in range(chunk.segments):
+        keys.append(load_keys(shape, chunk, rows, operands.key_cache, current, segment, places))
+    return keys
+
+
+def pass_values(shape, chunk, rows, operands, places, current):
+    """Values of a pass, a list of segments."""
+    values = []
+    for segment in range(chunk.segments):
+        values.append(
+            load_slots(shape, chunk, rows, operands.value_cache, current, current.value_index, segment, places)
+        )
+    return values
+
+
+def silence_pass(shape, slot, values, current):
+    """Clears the values of slots that no row may weigh."""
+    keep = slots_to_keep(shape, slot, current)
+    for segment in range(len(values)):
+        silence(shape, values[segment], keep, segment)
+
+
+def own_window(shape, rows, operands, constants, current):
+    """The window's keys and values for a group's heads, rows of padding silenced."""
+    padding = tile((shape.window, 1), nl.uint8)
+    nisa.tensor_scalar(
+        dst=padding, data=constants.window_row, op0=nl.greater_equal, operand0=current.live_rows[0 : shape.window]
+    )
+    return load_window(shape, rows, operands.key, operands.value, current, padding, constants.inverse_scales)
+
+
+def new_stationary(shape, rows):
+    """Room for a row tile's queries, zero outside each group's own rows."""
+    parts = head_parts(shape.head_dim)
+    stationary = tile((parts[0][1], len(parts), groups_of(rows), rows.count), shape.dtype)
+    if groups_of(rows) > 1:
+        nisa.memset(dst=stationary, value=0.0)
+    return stationary
