@@ -208,12 +208,15 @@ def kept_rows(found, first, target_logits, tokens, parents, live, greedy, scale)
     nisa.tensor_tensor(dst=parent_row, data1=parent_row, data2=known, op=nl.add)
     local = transpose(parent_row.reshape((1, num_rows)))
     shared = nl.ndarray((num_rows, FACTS), dtype=nl.float32, buffer=nl.private_hbm)
-    nisa.dma_copy(dst=shared, src=found)
     above = floats((num_rows, FACTS))
-    nisa.dma_copy(
-        dst=above,
-        src=shared.ap(pattern=[[FACTS, num_rows], [1, FACTS]], vector_offset=to_int(local), indirect_dim=0),
-    )
+    parent_index = to_int(local)
+    # Whether the compiler sees the dependency through an indexed read is not documented (UNVERIFIED).
+    with nl.no_reorder():
+        nisa.dma_copy(dst=shared, src=found)
+        nisa.dma_copy(
+            dst=above,
+            src=shared.ap(pattern=[[FACTS, num_rows], [1, FACTS]], vector_offset=parent_index, indirect_dim=0),
+        )
 
     token = transpose(tensor_tensor(tokens, live, nl.multiply).reshape((1, num_rows)))
     entry = entry_at(target_logits, tensor_scalar(local, nl.add, float(first * rows)), token)
