@@ -1,0 +1,209 @@
+"""Acceptance with the faults that others' has had, in the kernels and in the references."""
+
+from __future__ import annotations
+
+from tests.mutants import Mutant
+
+TRAPS = "tests/test_acceptance_traps.py"
+KERNEL = "tests/test_rejection_sampling.py::test_kernel_accepts_and_draws_as_the_reference_says"
+CUT = "tests/test_rejection_sampling.py::test_kernel_cuts_rows_by_top_k_top_p_and_min_p_as_the_reference"
+BLOCK = "tests/test_rejection_sampling.py::test_kernel_keeps_the_longest_passing_block"
+COMPANY = "tests/test_rejection_sampling.py::test_other_sequences_leave_a_sequence_bit_for_bit"
+EXTREMES = "tests/test_rejection_sampling.py::test_extreme_uniforms_emit_nothing_of_zero_probability"
+GREEDY = "tests/test_greedy_acceptance.py"
+LAW = "tests/test_rejection_sampling_law.py"
+TREE_LAW = "tests/test_tree_acceptance_law.py"
+TREE = "tests/test_tree_acceptance.py::test_kernel_walks_as_the_reference"
+TYPICAL = "tests/test_typical_acceptance.py"
+SAMPLE = "tests/test_sample_tokens.py"
+
+FACTS = "kernels/row_facts.py"
+CHAIN = "kernels/rejection_sampling.py"
+CHAIN_REFERENCE = "reference/rejection_sampling.py"
+TREE_KERNEL = "kernels/tree_acceptance.py"
+
+MUTANTS = [
+    Mutant(
+        "a draft is accepted where uniform * draft equals the target (kernel)",
+        FACTS,
+        "data1=left, data2=right, op=nl.less)",
+        "data1=left, data2=right, op=nl.less_equal)",
+        (f"{TRAPS}::test_equality_rejects",),
+    ),
+    Mutant(
+        "a draft is accepted where uniform * draft equals the target (reference)",
+        CHAIN_REFERENCE,
+        "if not uniforms[row] * draft_law[draft] < target_law[draft]:",
+        "if not uniforms[row] * draft_law[draft] <= target_law[draft]:",
+        (f"{TRAPS}::test_equality_rejects",),
+    ),
+    Mutant(
+        "the residual leaves the draft law out (kernel)",
+        CHAIN,
+        "dst=mass, data=law, op0=nl.multiply, operand0=ratio, op1=nl.add, operand1=target_mass",
+        "dst=mass, data=law, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=target_mass",
+        (KERNEL,),
+    ),
+    Mutant(
+        "the residual takes the drafted token out, not the draft law (reference)",
+        CHAIN_REFERENCE,
+        "    excess = np.maximum(weight * target_law - draft_law, 0)\n    return",
+        "    excess = np.where(draft_law == draft_law.max(), np.maximum(weight * target_law - draft_law, 0), target_law)\n"
+        "    return",
+        (f"{TRAPS}::test_the_whole_draft_law_is_subtracted", LAW),
+    ),
+    Mutant(
+        "a residual of nothing is drawn from all the same (kernel)",
+        CHAIN,
+        "use_residual = tensor_scalar(total, nl.greater, 0.0, nl.multiply, transpose(residual))",
+        "use_residual = tensor_scalar(total, nl.greater_equal, 0.0, nl.multiply, transpose(residual))",
+        (f"{TRAPS}::test_equal_laws_fall_back_to_the_target_where_rounding_rejects",),
+    ),
+    Mutant(
+        "the accept test's uniform draws the token too (kernel)",
+        "kernels/draw.py",
+        "src=uniforms[first : first + count, columns - 2 : columns]",
+        "src=uniforms[first : first + count, 0:2]",
+        (f"{TRAPS}::test_the_draw_ignores_the_uniforms_of_the_accept_tests",),
+    ),
+    Mutant(
+        "drafts and verification share one stream",
+        "reference/uniforms_for.py",
+        '"draft": 1}',
+        '"draft": 0}',
+        ("tests/test_uniforms_for.py",),
+    ),
+    Mutant(
+        "the draw is closed where it must be half-open (kernel)",
+        "kernels/draw.py",
+        "        op0=nl.less_equal,\n",
+        "        op0=nl.less,\n",
+        (EXTREMES, KERNEL, f"{TRAPS}::test_a_last_tile_without_mass_is_never_drawn_from"),
+    ),
+    Mutant(
+        "a uniform that rounds to the whole total runs past the last token (kernel)",
+        "kernels/draw.py",
+        "BELOW_ONE = 1.0 - 2.0**-23",
+        "BELOW_ONE = 1.0",
+        (EXTREMES, TRAPS),
+    ),
+    Mutant(
+        "accepted flags are counted past the first rejection (kernel)",
+        "kernels/chain.py",
+        "        op0=nl.multiply,\n        op1=nl.add,\n    )\n    passed",
+        "        op0=nl.multiply,\n        op1=nl.maximum,\n    )\n    nisa.tensor_copy(dst=prefix, src=accept)\n    passed",
+        (f"{TRAPS}::test_a_replacement_is_emitted_at_the_first_rejection",),
+    ),
+    Mutant(
+        "the last of equal logits wins (kernel)",
+        "kernels/statistics.py",
+        "nisa.tensor_reduce(dst=best, op=nl.minimum, data=score, axis=1)",
+        "nisa.tensor_reduce(dst=best, op=nl.add, data=score, axis=1)",
+        (GREEDY,),
+    ),
+    Mutant(
+        "spoiled rows are not searched for their finite entries (kernel)",
+        "kernels/statistics.py",
+        "op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)",
+        "op0=nl.multiply, operand0=0.0, op1=nl.not_equal, operand1=0.0)",
+        (GREEDY,),
+    ),
+    Mutant(
+        "a spoiled sequence's masses reach its neighbours (kernel)",
+        CHAIN,
+        "target_row = to_int(select(has_law, row_index(accepted, first * rows, rows), float(batch * rows)))",
+        "target_row = to_int(row_index(accepted, first * rows, rows))",
+        (COMPANY, KERNEL),
+    ),
+    Mutant(
+        "the token that crosses top-p is dropped (reference)",
+        "reference/sampling.py",
+        "weights[mass_of_first[strictly_above] >= top_p] = 0",
+        "weights[mass_of_first[strictly_above] + law > top_p] = 0",
+        (f"{TRAPS}::test_the_token_that_crosses_top_p_stays",),
+    ),
+    Mutant(
+        "the token that crosses top-p is dropped (kernel)",
+        "kernels/truncation.py",
+        "data2=goal, op=nl.greater_equal)",
+        "data2=goal, op=nl.greater)",
+        (CUT, f"{TRAPS}::test_top_p_is_each_row_its_own"),
+    ),
+    Mutant(
+        "min-p is dropped (kernel)",
+        "kernels/truncation.py",
+        "    found = tensor_tensor(peak, parameters[LOG_MIN_P], nl.add)\n",
+        "    found = tensor_scalar(peak, nl.multiply, 0.0, nl.add, FILL)\n",
+        (f"{TRAPS}::test_min_p_is_applied",),
+    ),
+    Mutant(
+        "the block rule stops at the first prefix that fails (reference)",
+        CHAIN_REFERENCE,
+        "accepted = max(i for i, h in enumerate(passes) if i == 0 or uniforms[b, i - 1] <= h)",
+        "accepted = next((i for i, h in enumerate(passes[1:]) if uniforms[b, i] > h), len(pairs))",
+        (f"{LAW}::test_block_decisions_switch_exactly_at_their_probabilities", BLOCK),
+    ),
+    Mutant(
+        "the block rule keeps the first prefix that passes (kernel)",
+        "kernels/block_rule.py",
+        "nisa.tensor_reduce(dst=longest, op=nl.maximum, data=passes, axis=2)",
+        "nisa.tensor_reduce(dst=longest, op=nl.minimum, data=passes, axis=2)",
+        (BLOCK,),
+    ),
+    Mutant(
+        "block verification with the token rule's residual (reference)",
+        CHAIN_REFERENCE,
+        "                weight = weights[accepted]\n",
+        "                weight = 1.0\n",
+        (BLOCK,),
+    ),
+    Mutant(
+        "the draft law keeps a rejected sibling's mass (reference)",
+        "reference/tree_acceptance.py",
+        "draft_law = np.where(np.arange(len(law)) == token, 0, draft_law)",
+        "draft_law = np.where(np.arange(len(law)) < 0, 0, draft_law)",
+        (f"{TREE_LAW}::test_every_tree_leaves_the_target_law",),
+    ),
+    Mutant(
+        "the draft law is not renormalised after a sibling's rejection (reference)",
+        "reference/tree_acceptance.py",
+        "            draft_law = draft_law / (draft_law.sum() or 1)\n",
+        "",
+        (f"{TREE_LAW}::test_every_tree_leaves_the_target_law",),
+    ),
+    Mutant(
+        "repeated siblings of an independent draft are skipped (reference)",
+        "reference/tree_acceptance.py",
+        'if token in seen and rule != "independent":',
+        "if token in seen:",
+        (f"{TREE_LAW}::test_every_tree_leaves_the_target_law",),
+    ),
+    Mutant(
+        "the draft law keeps a rejected sibling's mass (kernel)",
+        TREE_KERNEL,
+        '    if rule == "without_replacement":\n        draft_masses',
+        '    if rule == "with_replacement":\n        draft_masses',
+        (TREE,),
+    ),
+    Mutant(
+        "a rejected sibling leaves the target's law as it was (kernel)",
+        TREE_KERNEL,
+        "            take_out(state, token, rejected, rule)\n",
+        "",
+        (TREE,),
+    ),
+    Mutant(
+        "typical acceptance forgets the entropy (kernel)",
+        "kernels/typical_acceptance.py",
+        "operand0=posterior_alpha, op1=nl.minimum",
+        "operand0=posterior_alpha, op1=nl.maximum",
+        (TYPICAL,),
+    ),
+    Mutant(
+        "the law handed out is not normalised (kernel)",
+        "kernels/sample_tokens.py",
+        "weight = tensor_tensor(share, sampled, nl.multiply)",
+        "weight = sampled",
+        (SAMPLE,),
+    ),
+]
