@@ -252,9 +252,9 @@ def row_groups(heads, cache_layout):
 def row_size(cache, cache_layout):
     """Elements from one row to the next.
 
-    A transposed key is a column: its elements lie S apart, so its "rows" start one element apart and a descriptor
-    moves one element. Moving whole [D, T] windows instead would have to read T columns and write the rejected ones
-    back, and would not fit at the end of the cache.
+    A transposed key is a column: its elements lie S apart, so "rows" start one element apart and a descriptor moves one
+    element, or one for each row of a run. Whole [D, T] windows would take as many descriptors, but twice, to read the
+    columns of rejected rows and to write them back, and would not fit at the end of the cache.
     """
     if cache_layout == "BHDS":
         return 1

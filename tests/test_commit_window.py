@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_verify import loader
 from draft_verify.backends import launch
 from draft_verify.commit_window import commit_window
 from tests.cache_cases import BACKEND, BFLOAT16, FLOAT8, cases, make_case, same_bytes
@@ -96,6 +97,17 @@ def test_fp8_rows_are_divided_by_their_heads_scale_and_saturate_at_240(backend):
     np.testing.assert_array_equal(
         value_cache.astype(np.float32).ravel(), [1.0, -3.0, 240.0, -240.0, 96.0, 240.0, 0.5, -0.0]
     )
+
+
+@pytest.mark.skipif(BACKEND != "emulator", reason="counts the emulator's programs")
+def test_one_program_serves_every_length_outcome_and_table():
+    programs = loader.kernel("commit_window", BACKEND).programs
+    counts = set()
+    for seed in range(5):
+        case = make_case(seed, cache_layout="NHPD")
+        commit(case, case.cache_copies(), backend=BACKEND, lnc=1)
+        counts.add(len(programs))
+    assert len(counts) == 1
 
 
 def bad_values():

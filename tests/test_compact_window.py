@@ -7,9 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from draft_verify import loader
 from draft_verify.backends import launch
 from draft_verify.commit_window import commit_window
 from draft_verify.compact_window import compact_window
+from draft_verify.reference import emulator
 from tests.cache_cases import BACKEND, cases, make_case, same_bytes
 
 
@@ -118,6 +120,17 @@ def test_t46_scrubbing_touches_no_block_that_the_sequence_does_not_own(backend):
     )  # fmt: skip
     assert cache[1, 0, :14].all() and not cache[1, 0, 14:].any()
     assert cache[[0, 2]].all()
+
+
+@pytest.mark.skipif(BACKEND != "emulator", reason="the emulator's own check")
+@pytest.mark.parametrize("cache_layout", ["BHSD", "BHDS", "NHPD", "NPHD"])
+def test_the_moves_need_no_order_but_that_of_their_data(cache_layout):
+    """Overlapping moves through several tiles and shared buffers: nothing relies on DMAs running in program order."""
+    case = make_case(4, batch=4, heads=8, rows=9, slots=40, layers=9, tree=True, cache_layout=cache_layout)
+    draft_lens = written_first(case)
+    kernel = loader.kernel("compact_window", BACKEND)[1]
+    arguments = (case.key_caches, case.value_caches, case.seq_lens, case.path, case.num_accepted, draft_lens)
+    emulator.simulate(kernel, strict=True)(*arguments, case.block_table, cache_layout, True)
 
 
 BAD = {
