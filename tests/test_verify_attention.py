@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draft_verify.reference import emulator
 from draft_verify.reference.verify_attention import path_to
 from draft_verify.verify_attention import verify_attention
 from tests.attention_cases import Case, assert_agrees, cases, make_case
@@ -67,6 +68,42 @@ def test_two_cores_agree_with_the_reference(case, lnc):
 @pytest.mark.parametrize("lnc", [1, 2])
 def test_the_kernel_agrees_at_sizes_that_need_more_than_one_tile(sizes, lnc):
     assert_agrees(make_case(3, **sizes), lnc)
+
+
+@pytest.fixture
+def strict():
+    """What is risky but legal in a kernel is an error."""
+    emulator.set_strict(True)
+    yield
+    emulator.set_strict(False)
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"batch": 1, "slots": 8192, "group": 8, "rows": 8, "seq_lens": [8184], "dtype": BFLOAT16},
+        {"batch": 9, "heads": 2, "cache_layout": "BHDS"},
+        {"tree": True, "sliding_window": 5, "cache_layout": "NHPD"},
+        {"batch": 9, "heads": 2, "ring": True, "tree": True, "cache_layout": "NPHD"},
+        {"fp8": True, "dtype": BFLOAT16, "sinks": True, "softcap": 3.0},
+        {"cache_only": True},
+    ],
+    ids=str,
+)
+def test_the_programs_hold_nothing_risky(sizes, lnc, strict):
+    make_case(1, **sizes).run("emulator", lnc)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_row_sees_no_cached_position_after_its_own(backend):
+    """A shard whose slots begin at position 4, for rows at positions 5 and 6."""
+    values = np.eye(5, dtype=np.float32)[None, None]
+    zeros = np.zeros((1, 1, 2, 5), np.float32)
+    case = Case(zeros, None, None, np.zeros_like(values), values, np.array([5], np.int32))
+    positions = {"cache_start": np.array([4], np.int32), "query_positions": np.array([5], np.int32)}
+    output, _ = case.run(backend, **positions)
+    assert [np.flatnonzero(row).tolist() for row in output[0, 0]] == [[0, 1], [0, 1, 2]]
 
 
 @pytest.mark.full
@@ -263,6 +300,16 @@ def test_lengths_advance_a_sequence_at_a_time_t41(backend):
     )
     output, _ = case.run(backend)
     np.testing.assert_allclose(output.ravel(), [21 / 7, 10 / 5], rtol=1e-6)
+
+
+def test_a_cache_of_another_shape_is_refused_before_anything_reads_past_it_t43():
+    """vllm#51848, #51065, ascend#3024: tables and masks shorter than the rows they were used for."""
+    case = make_case(7, batch=1, rows=2, slots=20, seq_lens=[9], draft_lens=[1])
+    with pytest.raises(ValueError, match="key_cache"):
+        case.changed(key_cache=case.key_cache[:, :, :10].copy()).run()
+    paged = make_case(7, batch=1, rows=2, slots=64, seq_lens=[40], draft_lens=[1], cache_layout="NHPD")
+    with pytest.raises(ValueError, match="seq_lens"):
+        paged.run(block_table=paged.options["block_table"][:, :2].copy())
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
