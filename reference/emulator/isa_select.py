@@ -41,7 +41,7 @@ def _check_range_select(call: Call) -> None:
     rules.operator_in(call, "comp_op0", _COMPARISONS)
     rules.operator_in(call, "comp_op1", _COMPARISONS)
     rules.operator_in(call, "reduce_op", ("maximum",))
-    rules.compile_time_int(call, "range_start", 0, _FLOAT32_INTEGERS)
+    rules.compile_time_int(call, "range_start", -_FLOAT32_INTEGERS, _FLOAT32_INTEGERS)
     if call.range_start + call.on_true_tile.free_size > _FLOAT32_INTEGERS:
         raise Refusal("range_start + index is compared in float32: it must stay within 2**24",
                       range_start=call.range_start, elements=call.on_true_tile.free_size)  # fmt: skip

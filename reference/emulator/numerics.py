@@ -46,11 +46,11 @@ def store(dst: Array, value: Array) -> None:
     Equal dtypes are copied bit by bit. Others go through float32: to integers it rounds to nearest even and saturates,
     to floats it rounds to nearest even and overflows to infinity. NaN as an integer is 0 (UNVERIFIED).
     """
-    if value.shape != dst.shape and value.ndim:
-        value = np.broadcast_to(value, dst.shape) if value.size != dst.size else value.reshape(dst.shape)
+    if value.ndim:
+        value = like(value, dst)
     if value.dtype == dst.dtype or value.dtype == np.bool_:
         dst[...] = value
-    elif dst.dtype.kind in "iub":
+    elif dst.dtype.kind in "iu":
         dst[...] = _to_integer(f32(value), dst.dtype)
     elif dst.dtype in _FLOAT8:
         dst[...] = _to_float8(f32(value), dst.dtype)
@@ -59,7 +59,7 @@ def store(dst: Array, value: Array) -> None:
 
 
 def _to_integer(value: Array, dtype: np.dtype) -> Array:
-    limits = np.iinfo(np.uint8 if dtype == np.bool_ else dtype)
+    limits = np.iinfo(dtype)
     # float64 holds every 32-bit limit exactly, float32 does not.
     rounded = np.clip(np.rint(value).astype(np.float64), limits.min, limits.max)
     return np.where(np.isnan(rounded), 0, rounded).astype(dtype)
