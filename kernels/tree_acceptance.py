@@ -198,8 +198,12 @@ def walk(
         if rows > 1:
             nisa.dma_copy(dst=tests[:, 1:rows], src=uniforms[sequence : sequence + 1, 0 : rows - 1])
 
-    def step():
-        """Tests the next child of the node, if there is one; returns that flag [1, 1]."""
+    stops_early = nl.num_programs(0) == 1  # the two cores of LNC 2 must take equally many steps: all there can be
+    if stops_early:
+        found_child = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+
+    def step(trip):
+        """Tests the next child of the node, if there is one."""
         children = tensor_scalar(parents, nl.equal, node)
         nisa.tensor_tensor(dst=children, data1=children, data2=live, op=nl.multiply)
         candidates = tensor_scalar(row_number, nl.greater, tested, nl.multiply, open_flag(here, greedy, draft_kind))
@@ -241,24 +245,20 @@ def walk(
             enter_node(
                 state, accept, node, here, sequence, scale, target_logits, draft_law, draft_kind, cut, vocab_size
             )
-        return found
+        if stops_early:
+            nisa.tensor_copy(dst=found_child, src=found)
+
+    def step_while_found(more):
+        step(more)
+        nisa.register_load(more, found_child)
+        return more
 
     if rows > 1:
-        # As many steps as there are tests; but the two cores of LNC 2 must take equally many, so all there can be.
-        if nl.num_programs(0) == 1:
-
-            def try_next(more):
-                nisa.register_load(more, to_int(step()))
-                return more
-
-            nl.while_loop(nisa.register_alloc(1), try_next)
+        if stops_early:
+            nl.while_loop(nisa.register_alloc(1), step_while_found)
         else:
-
-            def try_row(trip):
-                step()
-
             first_row = nisa.register_alloc(1)
-            nl.fori_loop(first_row, rows, try_row)
+            nl.fori_loop(first_row, rows, step)
 
     nisa.tensor_copy(dst=end[:, END_ROW : END_ROW + 1], src=node)
     nisa.tensor_copy(dst=end[:, END_ACCEPTED : END_ACCEPTED + 1], src=accepted)
