@@ -60,9 +60,11 @@ def store(dst: Array, value: Array) -> None:
 
 def _to_integer(value: Array, dtype: np.dtype) -> Array:
     limits = np.iinfo(dtype)
-    # float64 holds every 32-bit limit exactly, float32 does not.
-    rounded = np.clip(np.rint(value).astype(np.float64), limits.min, limits.max)
-    return np.where(np.isnan(rounded), 0, rounded).astype(dtype)
+    # float32 holds every limit but those of 32 bits.
+    wide = value.astype(np.float64) if dtype.itemsize == 4 else value
+    rounded = np.clip(np.rint(wide), limits.min, limits.max)
+    missing = np.isnan(rounded)
+    return (np.where(missing, 0, rounded) if missing.any() else rounded).astype(dtype)
 
 
 def _to_float8(value: Array, dtype: np.dtype) -> Array:

@@ -17,8 +17,8 @@ MUTANTS = [
     Mutant(
         "float32 becomes an integer by truncation",
         f"{EMULATOR}/numerics.py",
-        "np.clip(np.rint(value).astype(np.float64), limits.min, limits.max)",
-        "np.clip(np.trunc(value).astype(np.float64), limits.min, limits.max)",
+        "np.clip(np.rint(wide), limits.min, limits.max)",
+        "np.clip(np.trunc(wide), limits.min, limits.max)",
         (MOVEMENT,),
     ),
     Mutant(
