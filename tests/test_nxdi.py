@@ -316,3 +316,60 @@ def test_without_seeds_the_generator_decides_and_temperature_0_stays_greedy(nxdi
         assert outputs[0][0, 0] == greedy
         seen.add(tuple(outputs[0][1].tolist()))
     assert len(seen) > 1
+
+
+# --- EAGLE ---
+
+
+@given(trees(), st.integers(0, 2**32 - 1))
+def test_the_accepted_path_comes_first_and_no_row_is_lost(nxdi, parents, seed):
+    from draft_verify.nxdi.eagle import path_first
+
+    rng = np.random.default_rng(seed)
+    paths = []
+    for _ in range(3):
+        path, row = [0], 0
+        while children := [child for child, parent in enumerate(parents) if parent == row]:
+            if rng.random() < 0.3:
+                break
+            row = int(rng.choice(children))
+            path.append(row)
+        paths.append(path + [-1] * (len(parents) - len(path)))
+    order, place = path_first(torch.tensor(paths, dtype=torch.int32))
+    for path, rows, places in zip(paths, order.tolist(), place.tolist()):
+        kept = [row for row in path if row >= 0]
+        assert rows == kept + [row for row in range(len(parents)) if row not in kept]
+        assert [places[row] for row in rows] == list(range(len(parents)))
+
+
+def test_a_sampled_eagle_chain_is_verified_against_the_whole_law(nxdi):
+    import draft_verify
+    from draft_verify.nxdi.eagle import WholeLogits
+
+    target, draft = tables(4, 0.5)
+    config = standins.fused_config(target, draft, batch=2, speculation_length=4, do_sample=True)
+    model = nxdi.apply(standins.NeuronFusedSpecModel)(config)
+    logits = torch.tensor(np.random.default_rng(0).standard_normal((2, 4, V)), dtype=torch.float32)
+    drafts = torch.tensor([[0, 1, 2], [3, 4, 0]])
+    params = torch.tensor([[3.0, 0.9, 0.7, 11.0], [0.0, 1.0, 0.0, 12.0]])
+    positions = torch.tensor([[5], [9]], dtype=torch.int32)
+
+    # As NxDI's chain forward calls them: the sampler's result through all three hooks.
+    model._step = params, positions[:, 0]
+    sampler = WholeLogits(model.target_model.whole_logits)
+    indices, values = sampler(logits, params, return_values=True, rank_id=0)
+    adjusted = model._adjust_target_probs(None, drafts, values, indices, 3)
+    target_ids = sampler._multinomial(adjusted, 2)
+    target_ids = torch.gather(indices, 2, target_ids).squeeze(2)
+    tokens, index = model._speculative_token_selection(drafts, target_ids, drafts, None, indices[:, :3], values[:, :3])
+    expected = draft_verify.rejection_sampling(
+        drafts.to(torch.int32),
+        logits,
+        draft_verify.uniforms_for(params[:, 3].to(torch.int32), positions[:, 0], 3),
+        temperature=params[:, 2].contiguous(),
+        top_k=params[:, 0].to(torch.int32),
+        top_p=params[:, 1].contiguous(),
+    )
+    assert torch.equal(tokens, expected.tokens) and index[:, 0].tolist() == expected.num_accepted.tolist()
+    outputs = model._tkg_postprocessor([torch.zeros((2, 4)), tokens], torch.zeros((2, 16)), positions)
+    assert outputs[3][:, 0].tolist() == (positions[:, 0] + expected.num_accepted + 1).tolist()

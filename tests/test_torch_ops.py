@@ -261,6 +261,22 @@ def test_uniforms_in_a_devices_graph_never_leave_the_integers_that_fp32_holds():
     assert 2**22 < max(largest) < 2**24
 
 
+def test_wrong_shapes_are_refused_while_tracing_and_wrong_values_where_there_are_values():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    def call(draft_lens):
+        return draft_verify.greedy_acceptance(
+            torch.zeros((B, T - 1), dtype=torch.int32), torch.zeros((B, T, V)), draft_lens=draft_lens
+        )
+
+    with FakeTensorMode():
+        assert call(torch.full((B,), 99, dtype=torch.int32)).tokens.shape == (B, T)
+        with pytest.raises(ValueError, match="draft_lens"):
+            call(torch.zeros((B + 1,), dtype=torch.int32))
+    with pytest.raises(ValueError, match="draft_lens: got 99"):
+        call(torch.full((B,), 99, dtype=torch.int32))
+
+
 class LazyTensor(torch.Tensor):
     """Says that it lives on an XLA device."""
 
