@@ -9,11 +9,13 @@ from draft_verify.greedy_acceptance import greedy_acceptance
 from draft_verify.merge_attention import merge_attention
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.sample_tokens import SampledTokens
+from draft_verify.reference.token_logprobs import Logprobs
 from draft_verify.rejection_sampling import rejection_sampling
 from draft_verify.ring import restore_ring, ring_slots, save_ring
 from draft_verify.sample_tokens import sample_tokens
 from draft_verify.select_hidden import select_hidden
 from draft_verify.select_state import select_state, shift_conv_window, state_slots
+from draft_verify.token_logprobs import token_logprobs
 from draft_verify.tree_acceptance import tree_acceptance
 from draft_verify.typical_acceptance import typical_acceptance
 from draft_verify.uniforms_for import uniforms_for
@@ -24,6 +26,7 @@ __all__ = [
     "Acceptance",
     "AcceptanceStats",
     "CacheWindow",
+    "Logprobs",
     "SampledTokens",
     "blocks_needed",
     "blocks_to_free",
@@ -42,6 +45,7 @@ __all__ = [
     "select_state",
     "shift_conv_window",
     "state_slots",
+    "token_logprobs",
     "tree_acceptance",
     "typical_acceptance",
     "uniforms_for",

@@ -562,3 +562,25 @@ def typical_acceptance(
         attention_tree(tree, batch, rows, draft_lens)
     sampling(batch, temperature, None, None, None)
     return batch, rows, vocab_size
+
+
+def token_logprobs(
+    target_logits: Any,
+    tokens: Any,
+    path: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+    vocab_size: int | None,
+) -> tuple[int, int]:
+    array("target_logits", target_logits, ("B", "T", "V"), FLOATS)
+    batch, rows, width = target_logits.shape
+    expect(1 <= rows <= MAX_ROWS, "target_logits", f"a window of {rows} rows", f"1 to {MAX_ROWS}")
+    vocab_size = width if vocab_size is None else vocab_size
+    expect(1 <= vocab_size <= min(width, MAX_VOCAB), "vocab_size", vocab_size, f"1 to V = {width}, at most {MAX_VOCAB}")
+    for argument, value, largest in (("tokens", tokens, vocab_size - 1), ("path", path, rows - 1)):
+        array(argument, value, (batch, rows), ("int32",))
+        in_range(argument, value, -1, largest, f"-1 to {largest}")
+    sampling(batch, temperature, top_k, top_p, min_p)
+    return batch, vocab_size

@@ -21,6 +21,7 @@ import torch
 from draft_verify import arrays, backends
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.sample_tokens import SampledTokens
+from draft_verify.reference.token_logprobs import Logprobs
 
 _TYPES = {
     "backend": "str",
@@ -59,7 +60,7 @@ _LAYERED = {
 _OPTIONAL = {"verify_attention": ("key", "value")}  # may be None, but must be said
 
 # Results with names, by their annotation; entries that are None are left out of an operator's list, and come last.
-_NAMED_RESULTS = {"Acceptance": Acceptance, "SampledTokens": SampledTokens}
+_NAMED_RESULTS = {"Acceptance": Acceptance, "Logprobs": Logprobs, "SampledTokens": SampledTokens}
 
 _library = torch.library.Library("draft_verify", "DEF")
 _functions: dict[str, Callable] = {}
@@ -184,6 +185,10 @@ def _acceptance_outputs(draft_tokens: torch.Tensor, target_logits: torch.Tensor,
     return [tokens, num_accepted, torch.empty_like(tokens), torch.empty_like(num_accepted, dtype=torch.bool)]
 
 
+def _logprob_outputs(tokens: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+    return [torch.empty_like(tokens, dtype=torch.float32) for _ in range(2)]
+
+
 def _sampled_outputs(logits: torch.Tensor, return_law: bool, **_: Any) -> list[torch.Tensor]:
     batch = (logits.shape[0],)
     tokens, probs = logits.new_empty(batch, dtype=torch.int32), logits.new_empty(batch, dtype=torch.float32)
@@ -225,6 +230,7 @@ _OUTPUTS = {
     "greedy_acceptance": _acceptance_outputs,
     "rejection_sampling": _acceptance_outputs,
     "sample_tokens": _sampled_outputs,
+    "token_logprobs": _logprob_outputs,
     "tree_acceptance": _acceptance_outputs,
     "typical_acceptance": _acceptance_outputs,
     "verify_attention": _attention_outputs,

@@ -23,7 +23,13 @@ DRAFT_OK, DRAFT_PEAK, DRAFT_THRESHOLD, NODE_FACTS = 5, 6, 7, 8
 
 
 def node_facts(first, count, target_logits, draft_law, draft_kind, vocab_size, scale, limits, partition_ids):
-    """[1, NODE_FACTS, B, T] fp32, reading every target and draft row once."""
+    """[1, NODE_FACTS, B, T] fp32 of a chunk's rows, reading every target and draft row once."""
+    found = node_columns(first, count, target_logits, draft_law, draft_kind, vocab_size, scale, limits, partition_ids)
+    return to_rows(found).reshape((1, NODE_FACTS, count, target_logits.shape[1]))
+
+
+def node_columns(first, count, target_logits, draft_law, draft_kind, vocab_size, scale, limits, partition_ids):
+    """[n, NODE_FACTS] fp32 of the n = B * T rows, reading every target and draft row once."""
     _, rows, _ = target_logits.shape
     num_rows = count * rows
     row_scales = floats((1, count, rows))
@@ -55,7 +61,20 @@ def node_facts(first, count, target_logits, draft_law, draft_kind, vocab_size, s
             nisa.tensor_scalar(dst=draft_ok, data=total, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)
         nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=peak)
         nisa.tensor_copy(dst=found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], src=threshold)
-    return to_rows(found).reshape((1, NODE_FACTS, count, rows))
+    return found
+
+
+def fetch_rows(facts, row):
+    """Rows `row` [n, 1] fp32 of `facts` [n, F], through HBM: exact, and a row's NaN reaches only who asks for it."""
+    num_rows, kinds = facts.shape
+    shared = nl.ndarray((num_rows, kinds), dtype=nl.float32, buffer=nl.private_hbm)
+    nisa.dma_copy(dst=shared, src=facts)
+    fetched = floats((num_rows, kinds))
+    nisa.dma_copy(
+        dst=fetched,
+        src=shared.ap(pattern=[[kinds, num_rows], [1, kinds]], vector_offset=to_int(row), indirect_dim=0),
+    )
+    return fetched
 
 
 def row_masses(row, facts, has_law, scale, logits, cut, vocab_size):

@@ -14,11 +14,10 @@ from .chain import (
     select,
     sequence_chunks,
     store_acceptance,
-    to_int,
     to_rows,
 )
 from .draw import draw, load_uniforms
-from .node_facts import BEST, NODE_FACTS, TARGET_OK, TARGET_PEAK, TARGET_THRESHOLD, TARGET_TOTAL, row_masses
+from .node_facts import BEST, NODE_FACTS, TARGET_OK, TARGET_PEAK, TARGET_THRESHOLD, TARGET_TOTAL, fetch_rows, row_masses
 from .row_facts import load_parameters
 from .statistics import entry_at, first_of_largest, lane_best, replace_spoiled, row_tiles
 from .tree import load_parents, load_row_tokens, require_tree
@@ -207,16 +206,7 @@ def kept_rows(found, first, target_logits, tokens, parents, live, greedy, scale)
     nisa.iota(dst=parent_row, pattern=[[rows, count], [0, rows]], offset=0, channel_multiplier=0)
     nisa.tensor_tensor(dst=parent_row, data1=parent_row, data2=known, op=nl.add)
     local = transpose(parent_row.reshape((1, num_rows)))
-    shared = nl.ndarray((num_rows, FACTS), dtype=nl.float32, buffer=nl.private_hbm)
-    above = floats((num_rows, FACTS))
-    parent_index = to_int(local)
-    # Whether the compiler sees the dependency through an indexed read is not documented (UNVERIFIED).
-    with nl.no_reorder():
-        nisa.dma_copy(dst=shared, src=found)
-        nisa.dma_copy(
-            dst=above,
-            src=shared.ap(pattern=[[FACTS, num_rows], [1, FACTS]], vector_offset=parent_index, indirect_dim=0),
-        )
+    above = fetch_rows(found, local)
 
     token = transpose(tensor_tensor(tokens, live, nl.multiply).reshape((1, num_rows)))
     entry = entry_at(target_logits, tensor_scalar(local, nl.add, float(first * rows)), token)
