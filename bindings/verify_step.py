@@ -15,6 +15,7 @@ from draft_verify.commit_window import commit_window
 from draft_verify.greedy_acceptance import greedy_acceptance
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.rejection_sampling import rejection_sampling
+from draft_verify.tree_acceptance import tree_acceptance
 from draft_verify.uniforms_for import uniforms_for
 
 
@@ -121,8 +122,6 @@ def verify_step(
         "min_p": min_p,
     }
     if tree is not None:
-        from draft_verify.tree_acceptance import tree_acceptance
-
         acceptance = tree_acceptance(tree, draft_tokens, target_logits, uniforms, rule=rule, **law, **shared)
     elif rule == "greedy":
         acceptance = greedy_acceptance(draft_tokens, target_logits, **shared)

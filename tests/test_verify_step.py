@@ -112,6 +112,41 @@ def test_a_draft_that_is_a_stop_token_is_emitted_and_nothing_behind_it_T61():
     assert cache[0, 0, :, 0].tolist() == [0, 0, 1, 1] + [0] * 8 and step.next_seq_lens.tolist() == [4]
 
 
+@pytest.mark.parametrize("rule", [None, "greedy"])
+@given(case=steps())
+def test_a_trees_accepted_path_is_cut_and_committed(case, rule):
+    tokens, logits, seq_lens, caches, window, options = case
+    batch, rows = logits.shape[:2]
+    parents = np.array([-1, 0, 0, 1, 2][:rows], np.int32)
+    rng = np.random.default_rng(int(seq_lens.sum()))
+    uniforms = rng.uniform(0.01, 0.99, (batch, rows + 1)).astype(np.float32)
+    arguments = {"rule": "target_only", "uniforms": uniforms, "temperature": 0.8}
+    step_arguments = {"uniforms": uniforms, "temperature": 0.8}
+    if rule == "greedy":
+        arguments, step_arguments = {"rule": "greedy"}, {}
+    accepted = draft_verify.tree_acceptance(parents, tokens, logits, **arguments)
+    stops = options["stop_token_ids"]
+    step = verify_step(
+        tokens,
+        logits,
+        seq_lens,
+        [CacheWindow(*caches, *window)],
+        tree=parents,
+        stop_token_ids=stops,
+        **step_arguments,
+    )
+    for b in range(batch):
+        emitted = accepted.tokens[b, : accepted.num_accepted[b] + 1].tolist()
+        cut = next((i + 1 for i, token in enumerate(emitted) if token in stops), len(emitted))
+        assert step.tokens[b, : step.num_emitted[b]].tolist() == emitted[:cut]
+        assert step.path[b, :cut].tolist() == accepted.path[b, :cut].tolist()
+        for cache, rows_of in zip(caches, window):
+            np.testing.assert_array_equal(
+                cache[b, :, seq_lens[b] : seq_lens[b] + cut], rows_of[b][:, accepted.path[b, :cut]]
+            )
+            assert np.isnan(cache[b, :, seq_lens[b] + cut :]).all()
+
+
 def test_compile_sees_uniforms_acceptance_and_one_commit_a_cache():
     torch = pytest.importorskip("torch")
     generator = torch.Generator().manual_seed(0)
