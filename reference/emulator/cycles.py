@@ -14,6 +14,7 @@ from .instruction import Call
 from .machine import trn2
 
 _HALF = ("bfloat16", "float16")
+_DENSE = ("add", "subtract", "multiply")
 
 
 def _engine_cycles(rate: Callable[[Call], float]) -> Callable[[Call], float]:
@@ -78,13 +79,15 @@ def predicated(call: Call) -> float:
 
 @_engine_cycles
 def two_tensors(call: Call) -> float:
-    """tensor_tensor: two reads an element through one port, unless one comes from PSUM or all are 16-bit."""
+    """tensor_tensor: two cycles an element, one where an input comes from PSUM or all is a dense 16-bit sum or product
+    (OLD); trn2 halves that where all tensors are 16-bit and both inputs in SBUF (T2)."""
     if call.engine == engines.gpsimd:  # UNVERIFIED: one element a lane and cycle at best
         return elements(call)
-    sixteen_bit = (
-        all(_half(t) for t in (call.dst, call.data1, call.data2)) and call.data1.is_sbuf and call.data2.is_sbuf
-    )
-    return elements(call) * (1 if sixteen_bit or _any_psum(call.data1, call.data2) else 2)
+    tensors = (call.dst, call.data1, call.data2)
+    halves = all(_half(tensor) for tensor in tensors)
+    dense = halves and all(tensor.strides[-1] == 1 for tensor in tensors) and call.op.name in _DENSE
+    rate = 1 if dense or _any_psum(call.data1, call.data2) else 2
+    return elements(call) * rate / (2 if halves and call.data1.is_sbuf and call.data2.is_sbuf else 1)
 
 
 @_engine_cycles
