@@ -1,11 +1,10 @@
 """Two cores: what they share, how they meet, and rows 20 and 21 of the reject list (nki-reference.md section 6)."""
 
-import re
-
 import numpy as np
 import pytest
 
 from draft_verify.reference import emulator
+from tests.emulator.pairs import Rows
 
 nl = emulator.modules()["nki.language"]
 nisa = emulator.modules()["nki.isa"]
@@ -91,15 +90,11 @@ def test_a_barrier_inside_a_loop_orders_each_iteration():
     np.testing.assert_array_equal(run(kernel, X, np.array([[3]], np.int32)), np.stack([4 * (X[0] + X[1])] * 2))
 
 
-ROW_LIST = {}
+ROW_LIST = Rows()
 
 
 def row(name, rule, *arrays, run_time=False):
-    def register_pair(kernel):
-        ROW_LIST[name] = (kernel, rule, arrays or (X,), run_time)
-        return kernel
-
-    return register_pair
+    return ROW_LIST.row(name, rule, *(arrays or (X,)), run_time=run_time)
 
 
 def exchange(x, scratch, meet):
@@ -273,23 +268,7 @@ def lone_loop(x, wrong):
 
 @pytest.mark.parametrize("name", ROW_LIST)
 def test_the_wrong_kernel_is_refused_and_its_twin_runs(name):
-    kernel, rule, arrays, run_time = ROW_LIST[name]
-
-    def launched(wrong):
-        def build(*tensors):
-            return kernel(*tensors, wrong)
-
-        return emulator.jit(build)[2]
-
-    if run_time:
-        program = emulator.trace(launched(True), *arrays, strict=True)
-        with pytest.raises(emulator.Refusal, match=rule):
-            program.run(*[array.copy() for array in arrays])
-    else:
-        with pytest.raises(emulator.Refusal, match=rule) as refused:
-            emulator.trace(launched(True), *arrays, strict=True)
-        assert re.search(re.escape(__file__) + r":\d+: ", str(refused.value)), "the kernel's line"
-    emulator.simulate(launched(False), strict=True)(*[array.copy() for array in arrays])
+    ROW_LIST.check(name, lnc=2)
 
 
 def test_both_cores_may_write_the_same_values_and_read_them_back():

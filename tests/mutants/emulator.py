@@ -2,7 +2,7 @@
 
 from tests.mutants import Mutant
 
-_MEMORY = ("tests/emulator/test_reject_memory.py",)
+_MEMORY = ("tests/emulator/test_reject_memory.py", "tests/emulator/test_reject_control.py")
 _CORES = ("tests/emulator/test_cores.py",)
 
 MUTANTS = [
