@@ -11,11 +11,13 @@ from hypothesis import HealthCheck, settings
 
 from draft_verify.bench import smollm2 as smollm2_module
 from draft_verify.bench.llama import Config, Layer, Llama
+from draft_verify.reference import emulator
 
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
 settings.register_profile("ci", max_examples=25, derandomize=True, **_COMMON)
 settings.register_profile("full", max_examples=300, **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+emulator.set_strict(True)  # our own kernels do nothing that is merely tolerated
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
+from draft_verify.reference import emulator
+
 from . import standins
+
+
+@pytest.fixture(autouse=True)
+def notes_are_no_errors():
+    """Other people's kernels may do what is legal and risky."""
+    emulator.set_strict(False)
+    yield
+    emulator.set_strict(True)
 
 
 def pytest_configure(config):
