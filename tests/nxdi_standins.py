@@ -91,7 +91,7 @@ class NeuronBaseModel(torch.nn.Module):
         if is_for_context_encoding:
             last = position_ids.max(dim=1, keepdim=True).indices
             logits = logits.gather(1, last[..., None].expand(-1, -1, logits.shape[2]))
-        self.calls.append((input_ids, attention_mask, position_ids))
+        self.calls.append((input_ids, attention_mask, position_ids, slot_mapping))
         result = self._sample_on_device(logits, sampling_params, is_for_speculation, is_for_context_encoding)
         cache = [torch.zeros(1)] * 2
         return [result, logits, *cache] if self.neuron_config.output_logits else [result, *cache]

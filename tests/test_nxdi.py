@@ -254,7 +254,7 @@ def test_greedy_decoding_is_the_targets_own_with_each_rows_own_mask(nxdi, differ
             kept = tokens[tokens >= 0].tolist()
             assert kept
             text += kept
-        for i, (_, draft_mask, draft_positions) in enumerate(model.draft_model.calls):
+        for i, (_, draft_mask, draft_positions, _) in enumerate(model.draft_model.calls):
             assert torch.equal(draft_positions, positions + i)
             assert torch.equal(draft_mask.sum(dim=1, keepdim=True), positions + i)
         assert len(model.draft_model.calls) == rows  # the last one brings the last draft's keys into the cache
@@ -316,6 +316,29 @@ def test_without_seeds_the_generator_decides_and_temperature_0_stays_greedy(nxdi
         assert outputs[0][0, 0] == greedy
         seen.add(tuple(outputs[0][1].tolist()))
     assert len(seen) > 1
+
+
+def test_a_window_that_crosses_a_block_goes_to_the_sequences_own_next_block(nxdi):
+    table = torch.zeros((V, V))
+    config = standins.fused_config(table, table, batch=2, speculation_length=4, is_prefix_caching=True, pa_block_size=4)
+    model = nxdi.apply(standins.NeuronFusedSpecModel)(config)
+    positions = torch.tensor([[6], [1]], dtype=torch.int32)
+    blocks = torch.tensor([[7, 2, 9], [5, 0, 0]], dtype=torch.int32)
+    counting_up = torch.tensor([[10, 11, 12, 13], [-1, -1, -1, -1]], dtype=torch.int32)  # 12 is block 3, not block 9
+    mask = (torch.arange(12) < positions).to(torch.int32)
+    model._token_gen_forward(
+        torch.zeros((2, 1), dtype=torch.int32),
+        mask,
+        positions,
+        torch.arange(2),
+        torch.ones((2, 3)),
+        slot_mapping=counting_up,
+        active_block_table=blocks,
+        num_queries=torch.ones((2, 1), dtype=torch.int32),
+        computed_context_lens=positions,
+    )
+    assert model.target_model.calls[-1][3].tolist() == [[10, 11, 36, 37], [-1] * 4]
+    assert torch.cat([call[3] for call in model.draft_model.calls], dim=1).tolist() == [[10, 11, 36, 37], [-1] * 4]
 
 
 # --- EAGLE ---

@@ -3,6 +3,7 @@
 | NxD Inference                                | here                                                  |
 |---|---|
 | speculation_length                           | T, the window: K = T - 1 drafts                       |
+| slot_mapping [B, T]                          | block_table and positions                             |
 | position_ids [B, T] or [B, 1]                | seq_lens = the first column                           |
 | attention_mask, ones below the position      | not needed: a length says it                          |
 | active_mask [B, 1, T, T], ancestor or self   | tree: parents [B, T]                                  |
@@ -41,6 +42,19 @@ def seq_lens(position_ids: torch.Tensor) -> torch.Tensor:
 def draft_lens(lengths: torch.Tensor, num_slots: int, rows: int) -> torch.Tensor:
     """[B] int32 drafts for which there is room, at most rows - 1; -1 where a sequence has filled its cache."""
     return (num_slots - 1 - lengths).clamp(min=-1, max=rows - 1).to(torch.int32)
+
+
+def slots_of(
+    positions: torch.Tensor, block_table: torch.Tensor, block_size: int, slot_mapping: torch.Tensor
+) -> torch.Tensor:
+    """[B, T] cache slots of the positions, from the block table [B, M]; -1 for sequences without slots.
+
+    The host's mapping [B, T] counts up from the first slot, past the end of a block into somebody else's; what holds of
+    it is only which sequences are active.
+    """
+    blocks = block_table.gather(1, (positions // block_size).to(torch.int64))
+    active = (slot_mapping >= 0).any(dim=1, keepdim=True)
+    return torch.where(active, blocks * block_size + positions % block_size, -1).to(slot_mapping.dtype)
 
 
 def parents_from_mask(active_mask: torch.Tensor) -> torch.Tensor:

@@ -117,6 +117,9 @@ class FusedSpecMixin(EagleMixin):
         positions = torch.cat([(first + i).clamp(max=num_slots - 1) for i in range(rows)], dim=1)
         num_outputs = 2 if self.neuron_config.output_logits else 1
         paged = self.is_prefix_caching
+        if paged:
+            block_size = self.neuron_config.pa_block_size
+            slot_mapping = conventions.slots_of(positions, active_block_table, block_size, slot_mapping)
 
         window, mask, draft_cache = input_ids, attention_mask, None
         draft_logits, logits_out = [], []
