@@ -16,6 +16,11 @@ def as_layers(*arrays: Any) -> tuple[tuple, ...]:
     return tuple(tuple(entry) if isinstance(entry, tuple | list) else (entry,) for entry in arrays)
 
 
+def one_or_layers(entries: tuple) -> Any:
+    """The argument of a kernel: a tuple with one entry a layer, or where there is but one, that."""
+    return entries[0] if len(entries) == 1 else entries
+
+
 def chain_path(like: Any, batch: int, rows: int) -> Any:
     """The path of a chain, 0, 1, 2, ..., [batch, rows] int32, where `like` lives."""
     if is_torch(like):

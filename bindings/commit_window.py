@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.caches import as_layers, layer_scales, written
+from draft_verify.caches import as_layers, layer_scales, one_or_layers, written
 from draft_verify.reference.commit_window import commit_window as reference
 
 
@@ -93,10 +93,10 @@ def commit_window(
     else:
         outputs = launch(
             "commit_window",
-            key_caches,
-            value_caches,
-            keys,
-            values,
+            one_or_layers(key_caches),
+            one_or_layers(value_caches),
+            one_or_layers(keys),
+            one_or_layers(values),
             seq_lens,
             num_accepted,
             path,

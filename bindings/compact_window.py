@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.caches import as_layers, full_like_lengths, written
+from draft_verify.caches import as_layers, full_like_lengths, one_or_layers, written
 from draft_verify.reference.compact_window import compact_window as reference
 
 
@@ -70,8 +70,8 @@ def compact_window(
             draft_lens = full_like_lengths(seq_lens, path.shape[1] - 1)
         outputs = launch(
             "compact_window",
-            key_caches,
-            value_caches,
+            one_or_layers(key_caches),
+            one_or_layers(value_caches),
             seq_lens,
             path,
             num_accepted,

@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.caches import as_layers, written
+from draft_verify.caches import as_layers, one_or_layers, written
 from draft_verify.reference import ring as reference
 
 
@@ -76,8 +76,8 @@ def save_ring(
     else:
         saved = launch(
             "save_ring",
-            key_caches,
-            value_caches,
+            one_or_layers(key_caches),
+            one_or_layers(value_caches),
             seq_lens,
             block_table,
             num_rows,
@@ -138,10 +138,10 @@ def restore_ring(
     else:
         outputs = launch(
             "restore_ring",
-            key_caches,
-            value_caches,
-            saved_keys,
-            saved_values,
+            one_or_layers(key_caches),
+            one_or_layers(value_caches),
+            one_or_layers(saved_keys),
+            one_or_layers(saved_values),
             seq_lens,
             num_accepted,
             block_table,

@@ -29,12 +29,19 @@ def load_path(path):
     return tile
 
 
+def layers_of(tensors):
+    """One tensor, or a tuple with one a layer, as a tuple."""
+    return tensors if isinstance(tensors, tuple) else (tensors,)
+
+
 def my_moves(sources, targets, scales, parity):
     """This core's share of one move a layer, as (source, target, scales, layer).
 
     A core moves whole tensors. With parity 0 for keys and 1 for values, a layer's two go to different cores,
     alternating, so that neither gets all the keys, which are slow to write where they are stored transposed.
     """
+    sources = layers_of(sources)
+    targets = layers_of(targets)
     moves = []
     for layer in range(len(targets)):
         if (layer + parity) % nl.num_programs(0) == nl.program_id(0):
@@ -45,8 +52,8 @@ def my_moves(sources, targets, scales, parity):
 def in_order(keys, values):
     """The tensors of all layers as the flat tuple that a kernel returns, keys first."""
     tensors = []
-    tensors.extend(keys)
-    tensors.extend(values)
+    tensors.extend(layers_of(keys))
+    tensors.extend(layers_of(values))
     return tuple(tensors)
 
 

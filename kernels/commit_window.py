@@ -56,11 +56,12 @@ def commit_window(
     the chip and out of range where a row is not kept: one program for all lengths, outcomes and trees, and only kept
     rows cost bytes. Where there are many, the rows of a chain move in runs (window_runs).
 
-    UNVERIFIED: that the compiler takes nt.mutable_tensor for a parameter that is a tuple of tensors.
+    UNVERIFIED: that the compiler takes nt.mutable_tensor for a parameter that is a tuple of tensors; a single layer
+    therefore comes as the tensor itself.
 
     Args:
-        key_caches, value_caches: a tuple with one HBM tensor a layer, in `cache_layout`; written in place.
-        keys, values: tuples of [B, Hkv, T, D], the windows.
+        key_caches, value_caches: HBM tensors in `cache_layout`, one or a tuple with one a layer; written in place.
+        keys, values: [B, Hkv, T, D], the windows, likewise.
         seq_lens, num_accepted: [B] int32.
         path: [B, T] int32, the window rows kept; None for a chain, whose path is 0, 1, 2, ...
         block_table: [B, M] int32 for "NHPD" and "NPHD", else None.

@@ -13,6 +13,7 @@ from .cache_rows import (
     gather,
     in_order,
     kept_rows,
+    layers_of,
     load_lengths,
     load_path,
     locate,
@@ -45,7 +46,8 @@ def compact_window(
     Rows that stay where they are cost nothing.
 
     Args:
-        key_caches, value_caches: a tuple with one HBM tensor a layer, in `cache_layout`; any dtype, moved as bits.
+        key_caches, value_caches: HBM tensors in `cache_layout`, one or a tuple with one a layer; any dtype, moved as
+            bits.
         seq_lens, num_accepted: [B] int32.
         path: [B, T] int32, the window rows kept.
         draft_lens: [B] int32, the last window row that was written; used by scrub only.
@@ -56,8 +58,9 @@ def compact_window(
     Returns:
         key_caches then value_caches, as one flat tuple.
     """
-    heads = value_caches[0].shape[2] if cache_layout == "NPHD" else value_caches[0].shape[1]
-    head_dim = value_caches[0].shape[3]
+    shape = layers_of(value_caches)[0].shape
+    heads = shape[2] if cache_layout == "NPHD" else shape[1]
+    head_dim = shape[3]
     key_moves = my_moves(key_caches, key_caches, None, 0)
     value_moves = my_moves(value_caches, value_caches, None, 1)
     lengths = (seq_lens, path, num_accepted, draft_lens, block_table)

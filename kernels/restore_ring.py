@@ -40,8 +40,9 @@ def restore_ring(
     """Puts saved rows num_accepted[b] + 1 .. T - 1 back into the slots of positions seq_lens[b] + row, in place.
 
     Args:
-        key_caches, value_caches: a tuple with one HBM tensor a layer, in `cache_layout`; any dtype, moved as bits.
-        saved_keys, saved_values: tuples of [B, Hkv, T, D], what save_ring returned.
+        key_caches, value_caches: HBM tensors in `cache_layout`, one or a tuple with one a layer; any dtype, moved as
+            bits.
+        saved_keys, saved_values: [B, Hkv, T, D], what save_ring returned, likewise.
         seq_lens, num_accepted: [B] int32, as they were when the window was written; num_accepted -1 restores nothing.
         block_table: [B, M] int32 for "NHPD" and "NPHD", else None.
         cache_layout: "BHSD", "BHDS", "NHPD" or "NPHD".

@@ -10,6 +10,7 @@ from .cache_rows import (
     cache_rows,
     gather,
     in_order,
+    layers_of,
     load_lengths,
     locate,
     my_moves,
@@ -27,7 +28,8 @@ def save_ring(key_caches, value_caches, seq_lens, block_table, num_rows, cache_l
     """Copies what the slots of positions seq_lens[b] .. seq_lens[b] + num_rows - 1 hold.
 
     Args:
-        key_caches, value_caches: a tuple with one HBM tensor a layer, in `cache_layout`; any dtype, moved as bits.
+        key_caches, value_caches: HBM tensors in `cache_layout`, one or a tuple with one a layer; any dtype, moved as
+            bits.
         seq_lens: [B] int32; below 0 for an empty slot, whose saved rows are zero.
         block_table: [B, M] int32 for "NHPD" and "NPHD", else None.
         num_rows: rows of the window, at most the ring's slots.
@@ -37,14 +39,16 @@ def save_ring(key_caches, value_caches, seq_lens, block_table, num_rows, cache_l
         Saved keys, then saved values, [B, Hkv, num_rows, D] a layer, as one flat tuple.
     """
     batch = seq_lens.shape[0]
-    heads = value_caches[0].shape[2] if cache_layout == "NPHD" else value_caches[0].shape[1]
-    head_dim = value_caches[0].shape[3]
+    cache = layers_of(value_caches)[0]
+    heads = cache.shape[2] if cache_layout == "NPHD" else cache.shape[1]
+    shape = (batch, heads, num_rows, cache.shape[3])
     saved_keys = []
     saved_values = []
-    for layer in range(len(key_caches)):
-        for saved in (saved_keys, saved_values):
-            shape = (batch, heads, num_rows, head_dim)
-            saved.append(nl.ndarray(shape, dtype=key_caches[layer].dtype, buffer=nl.shared_hbm))
+    for _ in layers_of(key_caches):
+        saved_keys.append(nl.ndarray(shape, dtype=cache.dtype, buffer=nl.shared_hbm))
+        saved_values.append(nl.ndarray(shape, dtype=cache.dtype, buffer=nl.shared_hbm))
+    saved_keys = tuple(saved_keys)
+    saved_values = tuple(saved_values)
 
     key_moves = my_moves(key_caches, saved_keys, None, 0)
     value_moves = my_moves(value_caches, saved_values, None, 1)
