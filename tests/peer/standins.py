@@ -83,6 +83,8 @@ def _circulant(column) -> np.ndarray:
 # Where a kernel of theirs breaks a rule that the documentation states.
 _REFUSED_AS_DOCUMENTED = {
     "value must match the dtype of dst": "nisa.memset of an integer tile with a float: an error since NKI 0.3",
+    "both cores write the same bytes, and not the same values": "each core zeroes all of the output, then stores its"
+    " half, with no core_barrier between: what the other core stored first is lost",
 }
 
 
