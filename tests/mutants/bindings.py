@@ -74,6 +74,20 @@ MUTANTS = [
         ("tests/test_parallel.py",),
     ),
     Mutant(
+        "a rank's part of the drawn group starts at mass 0",
+        "bindings/vocab_parallel.py",
+        "cumulative = before[:, None] + columns.cumsum(dim=1)",
+        "cumulative = columns.cumsum(dim=1)",
+        ("tests/test_parallel.py",),
+    ),
+    Mutant(
+        "ties between ranks go to the highest id (T33)",
+        "bindings/vocab_parallel.py",
+        "best = torch.where(peaks == peak, firsts, vocab_size).amin(dim=0)",
+        "best = torch.where(peaks == peak, firsts, 0).amax(dim=0)",
+        ("tests/test_parallel.py",),
+    ),
+    Mutant(
         "fake tensors are not checked",
         "bindings/torch_ops.py",
         'function(**{**arguments, "backend": backends.TRACING})',
