@@ -6,6 +6,7 @@ from draft_verify.check_pair import check_pair
 from draft_verify.commit_window import commit_window
 from draft_verify.compact_window import compact_window
 from draft_verify.greedy_acceptance import greedy_acceptance
+from draft_verify.mask_logits import mask_logits
 from draft_verify.merge_attention import merge_attention
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.sample_tokens import SampledTokens
@@ -35,6 +36,7 @@ __all__ = [
     "compact_window",
     "draft_cache_lens",
     "greedy_acceptance",
+    "mask_logits",
     "merge_attention",
     "rejection_sampling",
     "restore_ring",

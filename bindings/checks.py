@@ -584,3 +584,12 @@ def token_logprobs(
         in_range(argument, value, -1, largest, f"-1 to {largest}")
     sampling(batch, temperature, top_k, top_p, min_p)
     return batch, vocab_size
+
+
+def mask_logits(logits: Any, allowed_mask: Any, vocab_size: int | None) -> int:
+    array("logits", logits, ("B", "T", "V"), FLOATS)
+    batch, rows, width = logits.shape
+    vocab_size = width if vocab_size is None else vocab_size
+    expect(1 <= vocab_size <= width, "vocab_size", vocab_size, f"1 to V = {width}")
+    array("allowed_mask", allowed_mask, (batch, rows, -(-width // 32)), ("int32",))
+    return vocab_size

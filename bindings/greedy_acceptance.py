@@ -7,6 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
+from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import per_sequence
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.greedy_acceptance import greedy_acceptance as reference
@@ -19,6 +20,7 @@ def greedy_acceptance(
     *,
     draft_lens: Any = None,
     vocab_size: int | None = None,
+    allowed_mask: Any = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Acceptance:
@@ -29,6 +31,7 @@ def greedy_acceptance(
         target_logits: [B, T, V] fp32 or bf16, T = K + 1 <= 128; the lowest id wins a tie.
         draft_lens: [B] int32, drafts of each sequence, 0..K, -1 an empty slot; default K.
         vocab_size: columns that count; default V.
+        allowed_mask: [B, T, ceil(V / 32)] int32 bits of the ids a grammar allows (`mask_logits`); default all.
         backend, lnc: see the package.
 
     Returns:
@@ -40,7 +43,15 @@ def greedy_acceptance(
     """
     batch, rows, vocab_size = checks.acceptance(draft_tokens, target_logits, draft_lens, vocab_size)
     if backend == "reference":
-        return reference(draft_tokens, target_logits, draft_lens=draft_lens, vocab_size=vocab_size)
+        return reference(
+            draft_tokens,
+            target_logits,
+            draft_lens=draft_lens,
+            vocab_size=vocab_size,
+            allowed_mask=allowed_mask,
+        )
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
     tokens, num_accepted, path, invalid = launch(
         "greedy_acceptance",
         draft_tokens if rows > 1 else None,

@@ -7,6 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
+from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import per_sequence
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.rejection_sampling import rejection_sampling as reference
@@ -27,6 +28,7 @@ def rejection_sampling(
     min_p: Any = None,
     rule: str = "token",
     vocab_size: int | None = None,
+    allowed_mask: Any = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Acceptance:
@@ -47,6 +49,7 @@ def rejection_sampling(
         rule: "token"; or "block" (Sun et al., arXiv 2403.10444), whose prefixes pass as a whole, and which accepts
             as many drafts or more on average, for a second read of the rows between.
         vocab_size: columns that count; default V.
+        allowed_mask: [B, T, ceil(V / 32)] int32 bits of the ids a grammar allows (`mask_logits`); default all.
         backend, lnc: see the package.
 
     Returns:
@@ -91,7 +94,14 @@ def rejection_sampling(
             min_p=min_p,
             rule=rule,
             vocab_size=vocab_size,
+            allowed_mask=allowed_mask,
         )
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
+        if draft_logits is not None:
+            draft_logits = mask_logits(
+                draft_logits, allowed_mask[:, :-1], vocab_size=vocab_size, backend=backend, lnc=lnc
+            )
     if draft_logits is not None:
         draft_law, draft_kind = draft_logits, "logits"
     elif draft_probs is not None:

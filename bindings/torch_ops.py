@@ -189,6 +189,10 @@ def _logprob_outputs(tokens: torch.Tensor, **_: Any) -> list[torch.Tensor]:
     return [torch.empty_like(tokens, dtype=torch.float32) for _ in range(2)]
 
 
+def _masked_outputs(logits: torch.Tensor, vocab_size: int | None, **_: Any) -> list[torch.Tensor]:
+    return [logits.new_empty((*logits.shape[:-1], logits.shape[-1] if vocab_size is None else vocab_size))]
+
+
 def _sampled_outputs(logits: torch.Tensor, return_law: bool, **_: Any) -> list[torch.Tensor]:
     batch = (logits.shape[0],)
     tokens, probs = logits.new_empty(batch, dtype=torch.int32), logits.new_empty(batch, dtype=torch.float32)
@@ -234,6 +238,7 @@ _OUTPUTS = {
     "tree_acceptance": _acceptance_outputs,
     "typical_acceptance": _acceptance_outputs,
     "verify_attention": _attention_outputs,
+    "mask_logits": _masked_outputs,
     "merge_attention": _merged_outputs,
     "save_ring": _saved_outputs,
     "shift_conv_window": _shifted_outputs,

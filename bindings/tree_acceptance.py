@@ -7,6 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
+from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import per_sequence
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.tree_acceptance import tree_acceptance as reference
@@ -28,6 +29,7 @@ def tree_acceptance(
     top_p: Any = None,
     min_p: Any = None,
     vocab_size: int | None = None,
+    allowed_mask: Any = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Acceptance:
@@ -50,6 +52,7 @@ def tree_acceptance(
         draft_logits, draft_probs: [B, T, V], row i the law its children were drawn from; for the last two rules.
         draft_lens: [B] int32, rows after the root that count, 0..T - 1, -1 an empty slot.
         temperature, top_k, top_p, min_p, vocab_size: as `rejection_sampling`.
+        allowed_mask: [B, T, ceil(V / 32)] int32 bits of the ids a grammar allows (`mask_logits`); default all.
         backend, lnc: see the package.
 
     Returns:
@@ -96,7 +99,12 @@ def tree_acceptance(
             top_p=top_p,
             min_p=min_p,
             vocab_size=vocab_size,
+            allowed_mask=allowed_mask,
         )
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
+        if draft_logits is not None:
+            draft_logits = mask_logits(draft_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
     if draft_logits is not None:
         draft_law, draft_kind = draft_logits, "logits"
     else:

@@ -7,6 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
+from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import per_sequence
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.typical_acceptance import typical_acceptance as reference
@@ -24,6 +25,7 @@ def typical_acceptance(
     temperature: Any = None,
     draft_lens: Any = None,
     vocab_size: int | None = None,
+    allowed_mask: Any = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Acceptance:
@@ -42,6 +44,7 @@ def typical_acceptance(
         temperature: number or [B] fp32; default 1; 0 keeps the target's best tokens only.
         draft_lens: [B] int32, rows after the root that count, -1 an empty slot; default T - 1.
         vocab_size: columns that count; default V.
+        allowed_mask: [B, T, ceil(V / 32)] int32 bits of the ids a grammar allows (`mask_logits`); default all.
         backend, lnc: see the package.
 
     Returns:
@@ -75,7 +78,10 @@ def typical_acceptance(
             temperature=temperature,
             draft_lens=draft_lens,
             vocab_size=vocab_size,
+            allowed_mask=allowed_mask,
         )
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
     tokens, num_accepted, path, invalid = launch(
         "typical_acceptance",
         draft_tokens if rows > 1 else None,

@@ -62,7 +62,7 @@ def token_logprobs(target_logits, tokens, path, empty, temperature, top_k, top_p
                 "one_hot",
                 vocab_size,
                 heat,
-                limits if which == 0 else [],
+                cuts,
                 partition_ids,
             )
             nisa.tensor_copy(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from draft_verify.reference.acceptance import Acceptance, empty_acceptance, write_chain
+from draft_verify.reference.mask_logits import mask_logits
 from draft_verify.reference.sampling import best_token, has_law
 
 
@@ -17,10 +18,13 @@ def greedy_acceptance(
     *,
     draft_lens: np.ndarray | None = None,
     vocab_size: int | None = None,
+    allowed_mask: np.ndarray | None = None,
 ) -> Acceptance:
     """See `draft_verify.greedy_acceptance`."""
     batch, num_rows, width = target_logits.shape
     vocab_size = width if vocab_size is None else vocab_size
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size)
     result = empty_acceptance(batch, num_rows)
     for b in range(batch):
         num_drafts = num_rows - 1 if draft_lens is None else int(draft_lens[b])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from draft_verify.reference.acceptance import Acceptance, empty_acceptance, write_chain
+from draft_verify.reference.mask_logits import mask_logits
 from draft_verify.reference.sampling import best_token, draw, has_law, sampling_law
 
 Pair = tuple[np.ndarray, np.ndarray, int]  # a row's target law, its draft's law and the draft
@@ -121,10 +122,15 @@ def rejection_sampling(
     min_p: np.ndarray | None = None,
     rule: str = "token",
     vocab_size: int | None = None,
+    allowed_mask: np.ndarray | None = None,
 ) -> Acceptance:
     """See `draft_verify.rejection_sampling`."""
     batch, num_rows, width = target_logits.shape
     vocab_size = width if vocab_size is None else vocab_size
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size)
+        if draft_logits is not None:
+            draft_logits = mask_logits(draft_logits, allowed_mask[:, :-1], vocab_size=vocab_size)
     result = empty_acceptance(batch, num_rows)
     for b in range(batch):
         num_drafts = num_rows - 1 if draft_lens is None else int(draft_lens[b])

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from draft_verify.reference.acceptance import Acceptance, empty_acceptance
+from draft_verify.reference.mask_logits import mask_logits
 from draft_verify.reference.rejection_sampling import draft_law_at, one_hot, residual_law
 from draft_verify.reference.sampling import best_token, draw, has_law, sampling_law
 
@@ -59,10 +60,15 @@ def tree_acceptance(
     top_p: np.ndarray | None = None,
     min_p: np.ndarray | None = None,
     vocab_size: int | None = None,
+    allowed_mask: np.ndarray | None = None,
 ) -> Acceptance:
     """See `draft_verify.tree_acceptance`."""
     batch, num_rows, width = target_logits.shape
     vocab_size = width if vocab_size is None else vocab_size
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size)
+        if draft_logits is not None:
+            draft_logits = mask_logits(draft_logits, allowed_mask, vocab_size=vocab_size)
     result = empty_acceptance(batch, num_rows)
     for b in range(batch):
         num_drafts = num_rows - 1 if draft_lens is None else int(draft_lens[b])

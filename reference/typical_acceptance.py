@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from draft_verify.reference.acceptance import Acceptance, empty_acceptance
+from draft_verify.reference.mask_logits import mask_logits
 from draft_verify.reference.sampling import best_token, draw, has_law, sampling_law
 
 
@@ -29,10 +30,13 @@ def typical_acceptance(
     temperature: np.ndarray | None = None,
     draft_lens: np.ndarray | None = None,
     vocab_size: int | None = None,
+    allowed_mask: np.ndarray | None = None,
 ) -> Acceptance:
     """See `draft_verify.typical_acceptance`."""
     batch, num_rows, width = target_logits.shape
     vocab_size = width if vocab_size is None else vocab_size
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size)
     tree = np.arange(-1, num_rows - 1) if tree is None else tree
     result = empty_acceptance(batch, num_rows)
     for b in range(batch):

@@ -104,6 +104,7 @@ SAMPLES = {
             {"draft_probs": laws(B, T - 1, V), "temperature": np.array([0, 2], np.float32), "draft_lens": ints(-1, 3)},
         ),
     ],
+    "mask_logits": [((LOGITS, ints(*[[[-2]] * T] * B)), {"vocab_size": V - 1})],
     "token_logprobs": [((LOGITS, ints([1, 4, -1, -1], [7, -1, -1, -1]), ints([0, 1, -1, -1], [0, -1, -1, -1])), {})],
     "tree_acceptance": [
         ((ints(-1, 0, 0, 1), DRAFTS, LOGITS), {}),
