@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from . import capacity, context, control, dynamic, hazards, races
+from . import capacity, context, control, dtypes, dynamic, hazards, races
 from .instruction import Call, Refusal
 from .memory import Memory
 from .opaque import VirtualRegister
@@ -126,7 +126,7 @@ class Linked:
             raise Refusal("one array per tensor argument", given=len(arrays), expected=len(program.inputs))
         copies, results = [], {}
         for storage, array in zip(program.inputs, arrays):
-            if array.size != storage.size or array.dtype.itemsize != storage.dtype.itemsize:
+            if (array.shape or (1,)) != storage.shape or dtypes.from_numpy(array.dtype) != storage.dtype:
                 raise Refusal("array does not fit the traced argument", argument=storage.name, shape=array.shape,
                               dtype=array.dtype, traced=f"{storage.shape} {storage.dtype}")  # fmt: skip
             flat = np.ascontiguousarray(array)

@@ -65,6 +65,18 @@ def test_a_later_run_sees_later_data_and_leaves_earlier_results_alone():
     assert (first == 1).all() and (second == 6).all()
 
 
+@pytest.mark.parametrize(
+    "array", [np.zeros((8, 4), np.float32), np.zeros((4, 8), np.int32), np.zeros((4, 9), np.float32)], ids=repr
+)
+def test_a_program_refuses_arrays_of_another_kind(array):
+    kernel, _ = counted()
+    program = emulator.trace(kernel, np.zeros((4, 8), np.float32), 1.0)
+    with pytest.raises(emulator.Refusal, match="does not fit the traced argument"):
+        program.run(array)
+    with pytest.raises(emulator.Refusal, match="one array per tensor argument"):
+        program.run()
+
+
 def test_strided_arrays_are_read_and_written_in_place():
     @nki.jit
     def double(x: nt.mutable_tensor):
