@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from draft_verify.reference import emulator
@@ -28,6 +30,7 @@ def pytest_generate_tests(metafunc):
 
         options = dict(mark.kwargs)
         choices = {name: options.pop(name) for name in list(options) if name in metafunc.fixturenames}
+        random.seed(metafunc.definition.nodeid)  # it shuffles, and all processes must collect the same cases
         coverage, keep = options.pop("coverage", "singles"), options.pop("filter", None)
         cases = generate_parametrized_test_case(choices, coverage, keep, **options)
         names, values, ids = extract_parametrize_args(choices, cases)
