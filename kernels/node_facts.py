@@ -68,12 +68,15 @@ def fetch_rows(facts, row):
     """Rows `row` [n, 1] fp32 of `facts` [n, F], through HBM: exact, and a row's NaN reaches only who asks for it."""
     num_rows, kinds = facts.shape
     shared = nl.ndarray((num_rows, kinds), dtype=nl.float32, buffer=nl.private_hbm)
-    nisa.dma_copy(dst=shared, src=facts)
     fetched = floats((num_rows, kinds))
-    nisa.dma_copy(
-        dst=fetched,
-        src=shared.ap(pattern=[[kinds, num_rows], [1, kinds]], vector_offset=to_int(row), indirect_dim=0),
-    )
+    index = to_int(row)
+    # Whether the compiler sees the dependency through an indexed read is not documented (UNVERIFIED).
+    with nl.no_reorder():
+        nisa.dma_copy(dst=shared, src=facts)
+        nisa.dma_copy(
+            dst=fetched,
+            src=shared.ap(pattern=[[kinds, num_rows], [1, kinds]], vector_offset=index, indirect_dim=0),
+        )
     return fetched
 
 
