@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -138,12 +139,14 @@ class Program:
 
 
 def _listing(block: Block, depth: int) -> Iterator[str]:
+    indent = "  " * depth
     for item in block.items:
+        where = os.path.basename(item.source)
         if isinstance(item, Loop):
-            yield f"{'':6}{'  ' * depth}{item}  # {item.source}"
+            yield f"{'':6}{indent}{item}  # {where}"
             yield from _listing(item.body, depth + 1)
         else:
-            yield f"{item.index:5} {'  ' * depth}{item.engine.name:7} {format_call(item)}  # {item.source}"
+            yield f"{item.index:5} {indent}{item.engine.name:7} {format_call(item)}  # {where}"
 
 
 def format_call(call: Call) -> str:
