@@ -97,7 +97,7 @@ def _access_pattern(name: str, tensor) -> None:
     for stride, count in pairs:
         if count > MAX_COUNT:
             raise Refusal(f"{name}: an access pattern counts in 16 bits", count=count, limit=MAX_COUNT)
-        if not -1 <= stride <= MAX_STRIDE:
+        if not 0 <= stride <= MAX_STRIDE:
             raise Refusal(
                 f"{name}: an access pattern strides in positive 16-bit steps", stride=stride, limit=MAX_STRIDE
             )
