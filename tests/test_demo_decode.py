@@ -148,6 +148,7 @@ def test_trees_decode_like_the_plain_model_and_accept_more_than_their_own_chain(
 
 
 def test_decoding_ends_with_the_stop_token_and_forgets_what_came_after(tiny_llama):
+    """traps.md T61 (koboldcpp#1276): text after the end of a sequence."""
     plain, _ = plain_decode(tiny_llama, PROMPTS[0], NUM_TOKENS)
     stop = plain[7]
     expected = plain[: plain.index(stop) + 1]
@@ -163,6 +164,21 @@ def test_decoding_ends_with_the_stop_token_and_forgets_what_came_after(tiny_llam
     )
     assert decoded.tokens == [expected]
     assert decoded.stats.emitted == len(expected)
+
+
+@pytest.mark.parametrize("num_tokens", [1, 6])
+def test_no_more_tokens_come_than_asked_for(tiny_llama, num_tokens):
+    """traps.md T61 (ferrox#311, hf#47912): 6 tokens asked for, several committed a step, 9 returned."""
+    decoded = speculative_decode(
+        tiny_llama,
+        PROMPTS,
+        [drafts.LayerSkip(tiny_llama, [0, 1, 2], drafts.chain(K)) for _ in PROMPTS],
+        Cache.contiguous(tiny_llama.config, len(PROMPTS), 40),
+        num_tokens=num_tokens,
+        num_draft_tokens=K,
+    )
+    assert decoded.tokens == [plain_decode(tiny_llama, prompt, num_tokens)[0] for prompt in PROMPTS]
+    assert decoded.stats.emitted == num_tokens * len(PROMPTS)
 
 
 @pytest.mark.parametrize(

@@ -67,20 +67,36 @@ def test_a_draft_stops_at_the_limit(tiny_llama):
     assert draft.propose([1, 2, 3], 0, 0.0, np.zeros(5)).tokens == []
 
 
+def path_before(parents, tokens, row):
+    """The tokens of a row's ancestors, the root left out, and its own."""
+    path = []
+    while row > 0:
+        path.insert(0, tokens[row])
+        row = parents[row]
+    return path
+
+
 def test_tree_rows_are_the_best_tokens_after_their_own_ancestors(tiny_llama):
     shape = drafts.Shape([-1, 0, 0, 1, 1, 2, 4], [0, 0, 1, 0, 1, 0, 0])
     draft = drafts.LayerSkip(tiny_llama, [0, 2], shape)
     text = [1, 2, 3]
     for _ in range(2):  # the second time the text's keys are there already
-        proposal = draft.propose(text, 6, 0.0, np.zeros(6))
-        tokens = [text[-1], *proposal.tokens]
+        tokens = [text[-1], *draft.propose(text, 6, 0.0, np.zeros(6)).tokens]
         for row in range(1, len(shape.parents)):
-            path, ancestor = [], shape.parents[row]
-            while ancestor > 0:
-                path.insert(0, tokens[ancestor])
-                ancestor = shape.parents[ancestor]
-            logits = PlainSequence(tiny_llama, [0, 2]).follow(text + path)
+            before = path_before(shape.parents, tokens, shape.parents[row])
+            logits = PlainSequence(tiny_llama, [0, 2]).follow(text + before)
             assert tokens[row] == np.argsort(-logits, kind="stable")[shape.ranks[row]]
+
+
+def test_the_law_of_a_tree_row_depends_on_its_ancestors_alone(tiny_llama):
+    shape = drafts.Shape([-1, 0, 0, 1, 1, 2, 4, 5], [0, 0, 1, 0, 1, 0, 0, 0])
+    text, uniforms = [1, 2, 3], np.linspace(0.1, 0.9, 7)
+    proposal = drafts.LayerSkip(tiny_llama, [0, 2], shape).propose(text, 7, 1.0, uniforms)
+    tokens = [text[-1], *proposal.tokens]
+    for row in (0, 1, 2, 4, 5):
+        logits = PlainSequence(tiny_llama, [0, 2]).follow(text + path_before(shape.parents, tokens, row))
+        law = np.exp(logits.astype(np.float64) - logits.max())
+        np.testing.assert_allclose(proposal.laws[row], law / law.sum(), rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("siblings", ["without_replacement", "independent"])

@@ -261,6 +261,16 @@ def test_synthetic_acceptance_follows_its_rates():
         assert acceptance.tokens[b].tolist() == [*drafts[b, :n], following[b, n], *[-1] * (k - n)]
 
 
+def test_a_draft_that_passes_after_a_rejection_counts_nothing():
+    """traps.md T57 (vllm#2658, #10604): [T,F,T,T] is 1 accepted, [F,T,F,F] none."""
+    uniforms = np.array([[0.1, 0.9, 0.1, 0.1, 0.5, 0.5], [0.9, 0.1, 0.9, 0.9, 0.5, 0.5]], np.float32)
+    drafts = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], np.int32)
+    following = np.full((2, 5), 9, np.int32)
+    acceptance = synthetic_acceptance(drafts, following, [0.5] * 4, uniforms)
+    assert acceptance.num_accepted.tolist() == [1, 0]
+    assert acceptance.tokens.tolist() == [[1, 9, -1, -1, -1], [9, -1, -1, -1, -1]]
+
+
 def test_the_command_answers_from_a_file_of_statistics_and_one_of_times(tmp_path, capsys):
     stats = AcceptanceStats(3)
     stats.steps = 100
