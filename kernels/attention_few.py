@@ -14,7 +14,6 @@ from .attention_output import store_output
 from .attention_passes import (
     constants_of,
     has_window,
-    load_pass,
     new_stationary,
     own_constants,
     own_window,
@@ -31,9 +30,9 @@ from .attention_work import (
     Pass,
     counters,
     dense_passes,
-    every_sequence,
     first_pass,
     latest_start,
+    load_lengths,
     pass_from,
     ragged_ends,
 )
@@ -55,7 +54,7 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
     ragged = plan_ragged(shape, operands.shard, slot_cores)
     dense = plan_dense(shape, groups[0][0].streams, operands.shard, slot_cores)
     if ragged.most == 1 and not shape.ring and shape.sliding_window == 0 and shape.block_size == 0:
-        every = every_sequence(shape, lengths)[0]
+        every = load_lengths(shape, lengths)[0]
         constants = constants_of(shape, ragged, ragged, groups, operands)
         for sequence in range(shape.batch):
             first = first_pass(every, sequence)
@@ -64,7 +63,7 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
         return
 
     constants = constants_of(shape, ragged if dense == None else dense, ragged, groups, operands)  # noqa: E711
-    laps = every_sequence(shape, lengths)
+    laps = load_lengths(shape, lengths)
     every = laps[0]
     begins = None
     if shape.sliding_window > 0 or shape.ring:
@@ -103,7 +102,8 @@ def attend_once(shape, chunk, groups, operands, constants, current):
     """A sequence in a single pass, its window with it."""
     with_window = has_window(operands)
     for g in range(len(groups)):
-        keys, values = load_pass(shape, chunk, groups[g][0], operands, None, current)
+        keys = pass_keys(shape, chunk, groups[g][0], operands, None, current)
+        values = pass_values(shape, chunk, groups[g][0], operands, None, current)
         silence_pass(shape, constants.slot, values, current)
         window = own_window(shape, groups[g][0], operands, constants, current) if with_window else ()
         for t in range(len(groups[g])):
@@ -174,7 +174,9 @@ def attend_dense(walk, chunk, every, dense, begin, last, keys_ahead):
     nisa.memset(dst=step, value=float(chunk.step))
     # Slots from a pass's first to the last pass's, which has all its own.
     left = tile(size)
-    nisa.tensor_tensor(dst=left, data1=dense.latest[:, one], data2=every.base[:, one], op=nl.subtract)
+    nisa.tensor_tensor(
+        dst=left, data1=dense.latest[:, one], data2=every.base[:, one], op=nl.subtract, engine=nisa.engine.gpsimd
+    )
     position = None
     if shape.sliding_window > 0 or shape.positioned:
         position = tile(size)
@@ -209,7 +211,7 @@ def attend_ragged(walk, chunk, lengths, begin_slot, end_slot):
     shape = walk.shape
     one = slice(walk.sequence, walk.sequence + 1)
     begin = tile((PARTITIONS, 1))
-    nisa.tensor_copy(dst=begin, src=lengths.base[:, one])
+    nisa.tensor_copy(dst=begin, src=lengths.base[:, one], engine=nisa.engine.gpsimd)
     latest = latest_start(shape, chunk)
     block = None
     if shape.block_size > 0:

@@ -6,6 +6,8 @@ import nki.language as nl
 from .attention_blocks import load_runs
 from .attention_plan import PSUM_BANK_BYTES, head_parts, psum, tile
 
+LONG_COLUMN = 2048  # slots: 4 KiB of bf16 saturate the DMA engines
+
 # PSUM is emptied by two engines in turn.
 EVICTION_ENGINES = (nisa.engine.scalar, nisa.engine.vector)
 
@@ -40,15 +42,16 @@ def load_queries(shape, rows, query, current, stationary):
             nisa.tensor_copy(
                 dst=stationary[0:size, part, group, group * own : (group + 1) * own],
                 src=transposed[:, source : source + own],
+                engine=nisa.engine.scalar,
             )
 
 
-def load_window(shape, rows, key, value, current, padding, inverse_scales):
+def load_window(shape, rows, key, value, current, keep, inverse_scales):
     """The window's keys transposed, a tile [part of D, heads, T] for each part of D, and its values [T, heads, D].
 
     Args:
-        padding: [T, 1] uint8 marks window rows whose values may be anything and are made 0, because a weight of 0 does
-            not silence a NaN.
+        keep: [T, 1] of all ones where a window row is live, of zeros in rows of padding, whose values may be anything
+            and are cleared.
         inverse_scales: [T, Hkv] fp32, what values are multiplied by to be in the cache's units, or None.
     """
     window = shape.window
@@ -67,9 +70,8 @@ def load_window(shape, rows, key, value, current, padding, inverse_scales):
                 indirect_dim=0,
             ),
         )
-    nisa.tensor_copy_predicated(
-        dst=values, src=0.0, predicate=padding.expand_dim(2).broadcast(1, rows.heads).broadcast(2, head_dim)
-    )
+    bits = values.view(bits_of(shape.head_dim, shape.dtype))
+    nisa.tensor_scalar(dst=bits, data=bits, op0=nl.bitwise_and, operand0=keep)
     if inverse_scales != None:  # noqa: E711
         own_scales = inverse_scales[:, rows.first_head : rows.first_head + rows.heads]
         nisa.tensor_tensor(
@@ -83,7 +85,7 @@ def load_window(shape, rows, key, value, current, padding, inverse_scales):
             nisa.nc_transpose(
                 dst=staged[:, head, :], data=keys[:, head, first : first + part], engine=nisa.engine.tensor
             )
-        nisa.tensor_copy(dst=moving, src=staged)
+        nisa.tensor_copy(dst=moving, src=staged, engine=nisa.engine.scalar)
         transposed.append(moving)
     return transposed, values
 
@@ -108,38 +110,57 @@ def load_slots(shape, chunk, rows, cache, current, index, segment, places):
     return loaded
 
 
-def load_keys(shape, chunk, rows, key_cache, current, segment, places):
-    """A segment's keys, D on partitions: for each part of D a tile [part, heads, partitions, run]."""
-    keys = []
+def load_keys(shape, chunk, rows, key_cache, current, places):
+    """A pass's keys, D on partitions: for each segment, for each part of D, a tile [part, heads, partitions, run]."""
     if shape.cache_layout == "BHDS":
-        head_size = shape.head_dim * shape.slots
-        first_slot = chunk.first + segment * chunk.partitions * chunk.run
+        return load_columns(shape, chunk, rows, key_cache, current)
+    keys = []
+    for segment in range(chunk.segments):
+        slots_first = load_slots(shape, chunk, rows, key_cache, current, current.key_index, segment, places)
+        if slots_first.dtype != shape.dtype:
+            widened = tile(slots_first.shape, shape.dtype)
+            nisa.tensor_copy(dst=widened, src=slots_first, engine=nisa.engine.gpsimd)
+            slots_first = widened
+        parts = []
         for first, part in head_parts(shape.head_dim):
-            loaded = tile((part, rows.heads, chunk.partitions, chunk.run), key_cache.dtype)
+            loaded = tile((part, rows.heads, chunk.run, chunk.partitions), shape.dtype)
+            for head in range(rows.heads):
+                transpose_all(loaded[:, head, :, :], slots_first[:, head, :, first : first + part])
+            parts.append(loaded.permute((0, 1, 3, 2)))
+        keys.append(parts)
+    return keys
+
+
+def load_columns(shape, chunk, rows, key_cache, current):
+    """The same from keys stored transposed, as many segments at a time as make long descriptors."""
+    head_size = shape.head_dim * shape.slots
+    segment_slots = chunk.partitions * chunk.run
+    together = 1
+    while together * segment_slots < LONG_COLUMN and chunk.segments % (2 * together) == 0:
+        together *= 2
+    keys = []
+    for segment in range(0, chunk.segments, together):
+        parts = []
+        for first, part in head_parts(shape.head_dim):
+            loaded = tile((part, rows.heads, together, chunk.partitions, chunk.run), key_cache.dtype)
             nisa.dma_copy(
                 dst=loaded,
                 src=key_cache.reshape((shape.batch * shape.heads * head_size, 1)).ap(
-                    pattern=[[shape.slots, part], [head_size, rows.heads], [1, chunk.partitions * chunk.run]],
+                    pattern=[[shape.slots, part], [head_size, rows.heads], [1, together * segment_slots]],
                     offset=(current.sequence * shape.heads + rows.first_head) * head_size
                     + first * shape.slots
-                    + first_slot,
+                    + chunk.first
+                    + segment * segment_slots,
                     scalar_offset=current.key_index,
                     indirect_dim=0,
                 ),
             )
-            keys.append(loaded)
-        return keys
-
-    slots_first = load_slots(shape, chunk, rows, key_cache, current, current.key_index, segment, places)
-    if slots_first.dtype != shape.dtype:
-        widened = tile(slots_first.shape, shape.dtype)
-        nisa.tensor_copy(dst=widened, src=slots_first, engine=nisa.engine.gpsimd)
-        slots_first = widened
-    for first, part in head_parts(shape.head_dim):
-        loaded = tile((part, rows.heads, chunk.run, chunk.partitions), shape.dtype)
-        for head in range(rows.heads):
-            transpose_all(loaded[:, head, :, :], slots_first[:, head, :, first : first + part])
-        keys.append(loaded.permute((0, 1, 3, 2)))
+            parts.append(loaded)
+        for i in range(together):
+            own = []
+            for loaded in parts:
+                own.append(loaded[:, :, i, :, :])
+            keys.append(own)
     return keys
 
 
@@ -155,10 +176,10 @@ def transpose_all(dst, data):
         nisa.tensor_copy(dst=dst[:, first : first + some, :], src=staged, engine=EVICTION_ENGINES[first // bank % 2])
 
 
-def slots_to_keep(shape, slot, current):
+def slots_to_keep(shape, slot, current, dtype):
     """[partitions, segments, run] of all ones in the slots that a pass may weigh, of zeros in others that it loads."""
     here = current.end[0 : slot.shape[0]]
-    keep = tile(slot.shape, bits_of(shape))
+    keep = tile(slot.shape, bits_of(shape.head_dim, dtype))
     nisa.tensor_scalar(dst=keep, data=slot, op0=nl.less, operand0=here, op1=nl.multiply, operand1=-1.0)
     if shape.sliding_window > 0 or shape.ring:
         nisa.scalar_tensor_tensor(
@@ -172,15 +193,15 @@ def slots_to_keep(shape, slot, current):
     return keep
 
 
-def bits_of(shape):
+def bits_of(head_dim, dtype):
     """The widest integer dtype in which a head's values can be masked, as bits."""
-    size = shape.head_dim * (1 if shape.scaled else 4 if shape.dtype == nl.float32 else 2)
+    size = head_dim * (4 if dtype == nl.float32 else 1 if dtype == nl.float8_e4m3 else 2)
     return nl.int32 if size % 4 == 0 else nl.int16 if size % 2 == 0 else nl.int8
 
 
-def silence(shape, values, keep, segment):
+def silence(values, keep, segment):
     """Clears the slots of a segment that no row may weigh: a weight of 0 does not silence a NaN, masked bits do."""
-    bits = values.view(bits_of(shape))
+    bits = values.view(bits_of(values.shape[3], values.dtype))
     for i in range(bits.shape[2]):
         nisa.tensor_scalar(
             dst=bits[:, :, i, :],

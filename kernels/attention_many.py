@@ -8,10 +8,11 @@ from .attention_output import store_output
 from .attention_passes import (
     constants_of,
     has_window,
-    load_pass,
     new_stationary,
     own_constants,
     own_window,
+    pass_keys,
+    pass_values,
     places_of,
     plan_dense,
     plan_ragged,
@@ -19,12 +20,12 @@ from .attention_passes import (
 )
 from .attention_plan import tile
 from .attention_softmax import new_state, restart, score_step, slot_bounds, weigh_step, window_mask
-from .attention_work import every_sequence, list_passes, listed_pass, long_sequences
+from .attention_work import list_passes, listed_pass, load_lengths, long_sequences
 
 
 def attend_many(shape, groups, operands, lengths, slot_cores):
     """Many sequences: one runtime loop over the passes of those longer than a pass, one over those of the others."""
-    laps = every_sequence(shape, lengths)
+    laps = load_lengths(shape, lengths)
     ragged = plan_ragged(shape, operands.shard, slot_cores)
     dense = plan_dense(shape, 1, operands.shard, slot_cores)
     chosen = tile(laps[0].cached.shape)
@@ -57,7 +58,8 @@ def attend_listed(shape, chunk, groups, operands, laps, chosen, dense):
         places = places_of(shape, chunk, operands, constants.runs, current)
         index = 0
         for g in range(len(groups)):
-            keys, values = load_pass(shape, chunk, groups[g][0], operands, places, current)
+            keys = pass_keys(shape, chunk, groups[g][0], operands, places, current)
+            values = pass_values(shape, chunk, groups[g][0], operands, places, current)
             if not dense:
                 silence_pass(shape, constants.slot, values, current)
             window = own_window(shape, groups[g][0], operands, constants, current) if with_window else ()

@@ -25,7 +25,7 @@ def fold_streams(shape, rows, constants, state):
     common = psum((count, 1))
     bias = tile((count, 1))
     nisa.nc_matmul(dst=common, stationary=smallest.broadcast(1, rows.streams), moving=one, accumulate=False)
-    nisa.tensor_copy(dst=bias, src=common)
+    nisa.tensor_copy(dst=bias, src=common, engine=nisa.engine.scalar)
     factor = tile((count, 1))
     nisa.activation(dst=factor, op=nl.exp, data=state.negative_max, scale=-1.0, bias=bias)
     scaled = tile((count, width - 1))
@@ -60,7 +60,7 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current):
 
     Args:
         outputs: [shards, B, Hq, T, D] in HBM.
-        sums: [shards, 2, B, Hq, T] in HBM for each row's total, 0 in padding, and minus its maximum; or None.
+        sums: [shards, B, Hq, T, 2] in HBM for each row's total, 0 in padding, and minus its maximum; or None.
         shard: where in these.
     """
     state = fold_streams(shape, rows, constants, state)
@@ -89,32 +89,30 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current):
         )
     if sums == None:  # noqa: E711
         return
-    live_total = tile(size)
+    facts = tile((rows.rows, 2))
     nisa.scalar_tensor_tensor(
-        dst=live_total,
+        dst=facts[:, 0:1],
         data=constants.row[0 : rows.rows],
         op0=nl.less,
         operand0=current.live_rows[0 : rows.rows],
         op1=nl.multiply,
         operand1=state.total,
     )
-    by_sequence = sums.reshape((sums.shape[0] * 2 * shape.batch, sequence_rows))
-    all_rows = shape.batch * sequence_rows
-    for kind, source in ((0, live_total), (1, state.negative_max)):
-        nisa.dma_copy(
-            dst=by_sequence.ap(
-                pattern=[[1, rows.rows], [1, 1]],
-                offset=(shard + kind) * all_rows + first_row,
-                scalar_offset=current.sequence_index,
-                indirect_dim=0,
-            ),
-            src=source,
-        )
+    nisa.tensor_copy(dst=facts[:, 1:2], src=state.negative_max, engine=nisa.engine.gpsimd)
+    nisa.dma_copy(
+        dst=sums.reshape((sums.shape[0] * shape.batch, sequence_rows * 2)).ap(
+            pattern=[[2, rows.rows], [1, 2]],
+            offset=first_row * 2,
+            scalar_offset=current.sequence_index,
+            indirect_dim=0,
+        ),
+        src=facts,
+    )
 
 
-def log_sum_exp(lses, sums, shard):
-    """A shard's part of lses [shards, B, Hq, T] = maximum + log(total), from `sums` as store_output leaves them."""
-    size = lses.size // lses.shape[0]
+def log_sum_exp(lse, sums):
+    """lse [B, Hq, T] = maximum + log(total), from `sums` [1, B, Hq, T, 2] as store_output leaves them."""
+    size = lse.size
     for first in range(0, size, PARTITIONS * LSE_COLUMNS):
         count = min(PARTITIONS * LSE_COLUMNS, size - first)
         partitions = min(PARTITIONS, count)
@@ -122,11 +120,9 @@ def log_sum_exp(lses, sums, shard):
             partitions -= 1
         columns = count // partitions
         pattern = [[columns, partitions], [1, columns]]
-        total = tile((partitions, columns))
-        negative_max = tile((partitions, columns))
-        nisa.dma_copy(dst=total, src=sums.ap(pattern=pattern, offset=2 * shard * size + first))
-        nisa.dma_copy(dst=negative_max, src=sums.ap(pattern=pattern, offset=(2 * shard + 1) * size + first))
-        nisa.dma_copy(dst=lses.ap(pattern=pattern, offset=shard * size + first), src=log_of_sum(total, negative_max))
+        facts = tile((partitions, columns, 2))
+        nisa.dma_copy(dst=facts, src=sums.ap(pattern=[[2 * columns, partitions], [1, 2 * columns]], offset=2 * first))
+        nisa.dma_copy(dst=lse.ap(pattern=pattern, offset=first), src=log_of_sum(facts[:, :, 0], facts[:, :, 1]))
 
 
 def log_of_sum(total, negative_max):

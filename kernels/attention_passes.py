@@ -6,7 +6,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_blocks import find_runs, runs_of
-from .attention_loads import load_keys, load_slots, load_window, silence, slots_to_keep
+from .attention_loads import bits_of, load_keys, load_slots, load_window, silence, slots_to_keep
 from .attention_plan import head_parts, plan_blocks, plan_chunk, tile
 from .attention_softmax import groups_of, row_constants, with_tree
 
@@ -28,7 +28,7 @@ class Operands(NamedTuple):
     key_scale: object
     value_scale: object
     outputs: object  # [shards, B, Hq, T, D]
-    sums: object  # [shards, 2, B, Hq, T]
+    sums: object  # [shards, B, Hq, T, 2]
     shard: int  # this core's
 
 
@@ -124,18 +124,9 @@ def places_of(shape, chunk, operands, runs, current):
     return find_runs(shape, chunk, runs, operands.block_table, operands.value_cache.shape[0], current)
 
 
-def load_pass(shape, chunk, rows, operands, places, current):
-    """Keys and values of a pass; keys first, which are needed first."""
-    keys = pass_keys(shape, chunk, rows, operands, places, current)
-    return keys, pass_values(shape, chunk, rows, operands, places, current)
-
-
 def pass_keys(shape, chunk, rows, operands, places, current):
     """Keys of a pass, a list of segments."""
-    keys = []
-    for segment in range(chunk.segments):
-        keys.append(load_keys(shape, chunk, rows, operands.key_cache, current, segment, places))
-    return keys
+    return load_keys(shape, chunk, rows, operands.key_cache, current, places)
 
 
 def pass_values(shape, chunk, rows, operands, places, current):
@@ -150,18 +141,23 @@ def pass_values(shape, chunk, rows, operands, places, current):
 
 def silence_pass(shape, slot, values, current):
     """Clears the values of slots that no row may weigh."""
-    keep = slots_to_keep(shape, slot, current)
+    keep = slots_to_keep(shape, slot, current, values[0].dtype)
     for segment in range(len(values)):
-        silence(shape, values[segment], keep, segment)
+        silence(values[segment], keep, segment)
 
 
 def own_window(shape, rows, operands, constants, current):
     """The window's keys and values for a group's heads, rows of padding silenced."""
-    padding = tile((shape.window, 1), nl.uint8)
+    keep = tile((shape.window, 1), bits_of(shape.head_dim, shape.dtype))
     nisa.tensor_scalar(
-        dst=padding, data=constants.window_row, op0=nl.greater_equal, operand0=current.live_rows[0 : shape.window]
+        dst=keep,
+        data=constants.window_row,
+        op0=nl.less,
+        operand0=current.live_rows[0 : shape.window],
+        op1=nl.multiply,
+        operand1=-1.0,
     )
-    return load_window(shape, rows, operands.key, operands.value, current, padding, constants.inverse_scales)
+    return load_window(shape, rows, operands.key, operands.value, current, keep, constants.inverse_scales)
 
 
 def new_stationary(shape, rows):

@@ -216,8 +216,10 @@ def slot_bounds(shape, constants, current):
     if constants.first_slot == None:  # noqa: E711
         return first, end
     stream_first = tile(size)
-    nisa.tensor_tensor(dst=stream_first, data1=first, data2=constants.first_slot, op=nl.subtract)
-    nisa.tensor_tensor(dst=end, data1=end, data2=constants.first_slot, op=nl.subtract)
+    for bound, shifted in ((first, stream_first), (end, end)):
+        nisa.tensor_tensor(
+            dst=shifted, data1=bound, data2=constants.first_slot, op=nl.subtract, engine=nisa.engine.gpsimd
+        )
     return stream_first, end
 
 
@@ -442,9 +444,7 @@ def weigh_values(shape, chunk, rows, scores, scale, negative_max, values, weight
         if i > 0:
             segment, first = batches[i - 1]
             transposed = tile((chunk.partitions, batch, rows.count), shape.dtype)
-            # Streams leave the Vector engine time, which is the faster at this.
-            engine = nisa.engine.vector if rows.streams > 1 else EVICTION_ENGINES[i % 2]
-            nisa.tensor_copy(dst=transposed, src=staged[i - 1], engine=engine)
+            nisa.tensor_copy(dst=transposed, src=staged[i - 1], engine=EVICTION_ENGINES[(i - 1) % 2])
             for stream in range(rows.streams):
                 for j in range(batch):
                     nisa.nc_matmul(

@@ -28,6 +28,7 @@ KEY_OFFSET = 7
 BLOCK = 8  # entry of the block table for the first slot, among those of all sequences
 COLUMNS = 9
 EVERYWHERE = float(1 << 24)  # past any slot
+QUADRANT = 32  # partitions that a shuffle reaches
 
 
 class Pass(NamedTuple):
@@ -66,17 +67,15 @@ class Work(NamedTuple):
     count: object
 
 
-def load_lengths(shape, lengths, size, pattern):
-    """Lengths from [B] int32 in HBM: seq_lens, draft_lens, then, if the call is positioned, cache_start and
-    query_positions.
+def load_lengths(shape, lengths):
+    """Lengths [128, B] of all sequences, one or, for a ring, of two laps.
+
+    From [B] int32 in HBM: seq_lens, draft_lens, then, if the call is positioned, cache_start and query_positions.
 
     A sequence whose values do not fit counts as empty: 0 < live rows <= T, 0 <= seq_lens, room for both.
     """
-    tiles = []
-    for values in lengths:
-        loaded = tile(size)
-        nisa.dma_copy(dst=loaded, src=values.ap(pattern=pattern))
-        tiles.append(loaded)
+    tiles = on_every_partition(lengths)
+    size = tiles[0].shape
     cached = tiles[0]
     rows = tiles[1]
     good = tile(size)
@@ -117,6 +116,27 @@ def load_lengths(shape, lengths, size, pattern):
     if not shape.ring:
         return [based(shape, cached, rows, position, oldest)]
     return laps(shape, cached, rows, position, oldest)
+
+
+def on_every_partition(lengths):
+    """[B] int32 arrays in HBM as fp32 tiles [128, B], the same on every partition.
+
+    By way of one partition: a DMA would need a descriptor for each of the 128.
+    """
+    batch = lengths[0].shape[0]
+    count = len(lengths)
+    first = tile((QUADRANT, count, batch))
+    everywhere = tile((PARTITIONS, count, batch))
+    nisa.memset(dst=first, value=0.0)
+    for i in range(count):
+        nisa.dma_copy(dst=first[0:1, i, :], src=lengths[i].reshape((1, batch)))
+    nisa.nc_stream_shuffle(dst=everywhere[0:QUADRANT], src=first, shuffle_mask=[0] * QUADRANT)
+    nisa.tensor_copy(dst=everywhere[QUADRANT : 2 * QUADRANT], src=everywhere[0:QUADRANT])
+    nisa.tensor_copy(dst=everywhere[2 * QUADRANT : PARTITIONS], src=everywhere[0 : 2 * QUADRANT])
+    tiles = []
+    for i in range(count):
+        tiles.append(everywhere[:, i, :])
+    return tiles
 
 
 def laps(shape, cached, rows, position, oldest):
@@ -237,11 +257,6 @@ def long_sequences(chunk, lengths):
 # A few sequences, unrolled -------------------------------------------------------------------------------------------
 
 
-def every_sequence(shape, lengths):
-    """Lengths [128, B] of all sequences, on every partition; of two laps for a ring."""
-    return load_lengths(shape, lengths, (PARTITIONS, shape.batch), [[0, PARTITIONS], [1, shape.batch]])
-
-
 def counters(values):
     """A register for each sequence, from a tile [128, B]."""
     count = values.shape[1]
@@ -287,7 +302,7 @@ def pass_from(shape, lengths, sequence, begin, latest, block):
     nisa.scalar_tensor_tensor(
         dst=first, data=begin, op0=nl.maximum, operand0=lengths.oldest[:, one], op1=nl.subtract, operand1=start
     )
-    nisa.tensor_tensor(dst=end, data1=lengths.cached[:, one], data2=start, op=nl.subtract)
+    nisa.tensor_tensor(dst=end, data1=lengths.cached[:, one], data2=start, op=nl.subtract, engine=nisa.engine.gpsimd)
     position = None
     if shape.sliding_window > 0 or shape.positioned:
         position = tile(size)
@@ -296,7 +311,7 @@ def pass_from(shape, lengths, sequence, begin, latest, block):
     entry = None
     if shape.block_size == 0:
         index = tile((1, 1), nl.int32)
-        nisa.tensor_copy(dst=index, src=start[0:1])
+        nisa.tensor_copy(dst=index, src=start[0:1], engine=nisa.engine.gpsimd)
     else:
         entry = tile(size)
         nisa.tensor_scalar(dst=entry, data=block, op0=nl.add, operand0=float(sequence * shape.table_size))

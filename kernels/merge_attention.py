@@ -22,39 +22,61 @@ def merge_attention(outputs, lses):
     """
     output = nl.ndarray(outputs.shape[1:], dtype=outputs.dtype, buffer=nl.shared_hbm)
     lse = nl.ndarray(lses.shape[1:], dtype=nl.float32, buffer=nl.shared_hbm)
-    merge_all(outputs, lses, output, lse)
+    merge_all(outputs, lses, None, output, lse)
     return output, lse
 
 
-def merge_all(outputs, lses, output, lse):
-    """Merges all rows. Each core takes half of them, in a loop of equal length on both; what is left is unrolled."""
-    rows = lse.size
+def merge_all(outputs, lses, sums, output, lse):
+    """Merges all rows. Each core takes half of them, in a loop of equal length on both; what is left is unrolled.
+
+    Args:
+        outputs: [n, B, Hq, T, D].
+        lses: [n, B, Hq, T] fp32, or None where the shards are this kernel's own, which hold no NaN where nothing was
+            seen, and come with `sums`.
+        sums: [n, B, Hq, T, 2] fp32, the total and minus the maximum of each row.
+        output, lse: where to write; `lse` may be None.
+    """
+    rows = outputs.size // outputs.shape[0] // outputs.shape[4]
     half = rows // nl.num_programs(0)
     first = half * nl.program_id(0)
     last = rows if nl.program_id(0) == nl.num_programs(0) - 1 else first + half
     whole = half // PARTITIONS * PARTITIONS
 
     def merge_at(row):
-        merge_rows(outputs, lses, output, lse, PARTITIONS, first, row)
+        merge_rows(outputs, lses, sums, output, lse, PARTITIONS, first, row)
 
     if whole > 0:
         nl.fori_loop(nisa.register_alloc(0), whole, merge_at, step=PARTITIONS)
     for row in range(first + whole, last, PARTITIONS):
-        merge_rows(outputs, lses, output, lse, min(PARTITIONS, last - row), row, None)
+        merge_rows(outputs, lses, sums, output, lse, min(PARTITIONS, last - row), row, None)
 
 
-def merge_rows(outputs, lses, output, lse, count, first, row):
+def by_shard(values, width, rows, count, first, row):
+    """[count, n, width] of values [n, rows, width] in HBM, from row `first` + `row` on."""
+    shards = values.size // (rows * width)
+    loaded = tile((count, shards, width))
+    nisa.dma_copy(
+        dst=loaded,
+        src=values.reshape((shards * rows, width)).ap(
+            pattern=[[width, count], [rows * width, shards], [1, width]],
+            offset=first * width,
+            scalar_offset=row,
+            indirect_dim=0,
+        ),
+    )
+    return loaded
+
+
+def merge_rows(outputs, lses, sums, output, lse, count, first, row):
     """Merges `count` rows from `first` on, counted from `row`, a register or None."""
     shards, batch, heads, window, head_dim = outputs.shape
     rows = batch * heads * window
     by_row = outputs.reshape((shards * rows, head_dim))
-    logs = tile((count, shards))
-    nisa.dma_copy(
-        dst=logs,
-        src=lses.reshape((shards * rows, 1)).ap(
-            pattern=[[1, count], [rows, shards]], offset=first, scalar_offset=row, indirect_dim=0
-        ),
-    )
+    if lses == None:  # noqa: E711
+        facts = by_shard(sums, 2, rows, count, first, row)
+        logs = log_of_sum(facts[:, :, 0], facts[:, :, 1])
+    else:
+        logs = by_shard(lses, 1, rows, count, first, row)[:, :, 0]
     # A shard that saw nothing has a log-sum-exp of -inf and a weight of exp(-inf + finite) = 0.
     negative_max = tile((count, 1))
     weights = tile((count, shards))
@@ -70,8 +92,10 @@ def merge_rows(outputs, lses, output, lse, count, first, row):
         reduce_res=total,
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
     )
-    empty = tile((count, shards), nl.uint8)
-    nisa.tensor_scalar(dst=empty, data=logs, op0=nl.less, operand0=MASKED)
+    empty = None
+    if lses != None:  # noqa: E711
+        empty = tile((count, shards), nl.uint8)
+        nisa.tensor_scalar(dst=empty, data=logs, op0=nl.less, operand0=MASKED)
 
     summed = tile((count, head_dim))
     nisa.memset(dst=summed, value=0.0)
@@ -86,29 +110,35 @@ def merge_rows(outputs, lses, output, lse, count, first, row):
                 indirect_dim=0,
             ),
         )
-        # A weight of 0 would not silence a NaN.
-        nisa.tensor_copy_predicated(dst=loaded, src=0.0, predicate=empty[:, shard : shard + 1].broadcast(1, head_dim))
-        nisa.scalar_tensor_tensor(
-            dst=summed,
+        if empty != None:  # noqa: E711
+            # A weight of 0 would not silence a NaN.
+            nothing = empty[:, shard : shard + 1].broadcast(1, head_dim)
+            nisa.tensor_copy_predicated(dst=loaded, src=0.0, predicate=nothing)
+        weighted = tile((count, head_dim))
+        nisa.tensor_scalar(
+            dst=weighted,
             data=loaded,
             op0=nl.multiply,
             operand0=weights[:, shard : shard + 1],
-            op1=nl.add,
-            operand1=summed,
+            engine=nisa.engine.scalar,
         )
+        nisa.tensor_tensor(dst=summed, data1=summed, data2=weighted, op=nl.add, engine=nisa.engine.gpsimd)
 
     inverse = tile((count, 1))
     result = tile((count, head_dim), output.dtype)
     nisa.tensor_scalar(dst=inverse, data=total, op0=nl.maximum, operand0=SMALLEST_SUM)
     nisa.reciprocal(dst=inverse, data=inverse)
-    nisa.tensor_scalar(dst=result, data=summed, op0=nl.multiply, operand0=inverse)
+    nisa.tensor_scalar(dst=result, data=summed, op0=nl.multiply, operand0=inverse, engine=nisa.engine.scalar)
     nisa.dma_copy(
         dst=output.reshape((rows, head_dim)).ap(
             pattern=[[head_dim, count], [1, head_dim]], offset=first * head_dim, scalar_offset=row, indirect_dim=0
         ),
         src=result,
     )
-    nisa.dma_copy(
-        dst=lse.reshape((rows, 1)).ap(pattern=[[1, count], [1, 1]], offset=first, scalar_offset=row, indirect_dim=0),
-        src=log_of_sum(total, negative_max),
-    )
+    if lse != None:  # noqa: E711
+        nisa.dma_copy(
+            dst=lse.reshape((rows, 1)).ap(
+                pattern=[[1, count], [1, 1]], offset=first, scalar_offset=row, indirect_dim=0
+            ),
+            src=log_of_sum(total, negative_max),
+        )

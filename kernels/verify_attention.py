@@ -101,7 +101,7 @@ def verify_attention(
     if by_slots:
         outputs = nl.ndarray((cores, batch, query_heads, window, head_dim), dtype=nl.float32, buffer=nl.shared_hbm)
     if by_slots or return_lse:
-        sums = nl.ndarray((slot_cores, 2, batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
+        sums = nl.ndarray((slot_cores, batch, query_heads, window, 2), dtype=nl.float32, buffer=nl.shared_hbm)
 
     table = None
     if parents != None:  # noqa: E711
@@ -132,19 +132,16 @@ def verify_attention(
     else:
         attend_many(shape, plan_rows(shape, first_head, last_head, 1), operands, lengths, slot_cores)
 
-    if not by_slots and not return_lse:
-        return output
-    shard_lses = nl.ndarray((slot_cores, batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
-    lse = shard_lses.reshape((batch, query_heads, window)) if slot_cores == 1 else None
-    if by_slots:
-        log_sum_exp(shard_lses, sums, shard)
-        nisa.core_barrier(data=shard_lses, cores=(0, 1))
-        nisa.core_barrier(data=outputs, cores=(0, 1))
+    lse = None
+    if return_lse:
         lse = nl.ndarray((batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
-        merge_all(outputs, shard_lses, output, lse)
-    else:
+    if by_slots:
+        nisa.core_barrier(data=sums, cores=(0, 1))
+        nisa.core_barrier(data=outputs, cores=(0, 1))
+        merge_all(outputs, None, sums, output, lse)
+    elif return_lse:
         if cores > 1:
             nisa.core_barrier(data=sums, cores=(0, 1))
         if core == 0:
-            log_sum_exp(shard_lses, sums, 0)
+            log_sum_exp(lse, sums)
     return (output, lse) if return_lse else output
