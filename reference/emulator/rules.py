@@ -69,12 +69,9 @@ def _partitions(name: str, tensor) -> None:
     if start % step or start >= PARTITIONS:
         allowed = list(range(0, PARTITIONS, step))
         raise Refusal(f"{name}: {count} partitions start at one of {allowed} only", start_partition=start)
-    if count > 1:
-        row_bytes = math.prod(tensor.storage.shape[1:]) * tensor.storage.dtype.itemsize
-        if tensor.pattern[0][0] * tensor.dtype.itemsize != row_bytes:
-            raise Refusal(
-                f"{name}: partitions must be consecutive (no partition stride or broadcast)", pattern=tensor.pattern
-            )
+    if count > 1 and tensor.strides[0] != tensor.partition_elements:
+        raise Refusal(f"{name}: partitions must be consecutive (no partition stride or broadcast)",
+                      pattern=tensor.pattern)  # fmt: skip
 
 
 def merged(pattern: Iterable[list[int]]) -> list[list[int]]:
@@ -150,11 +147,10 @@ def _meet(a, b) -> bool:
 
 def _free_bytes(tensor) -> np.ndarray:
     """Byte offsets of the tensor's elements inside a partition."""
-    row = math.prod(tensor.storage.shape[1:]) * tensor.storage.dtype.itemsize
     offsets = np.zeros(1, np.int64)
     for stride, count in merged(tensor.pattern[1:]):
         offsets = (offsets[:, None] + stride * np.arange(count)).ravel()
-    starts = (offsets + tensor.offset) * tensor.dtype.itemsize % row
+    starts = (offsets + tensor.offset) % tensor.partition_elements * tensor.dtype.itemsize
     return (starts[:, None] + np.arange(tensor.dtype.itemsize)).ravel()
 
 
