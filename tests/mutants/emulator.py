@@ -63,6 +63,27 @@ MUTANTS = [
         _CORES,
     ),
     Mutant(
+        "a core may read what the other writes at run-time addresses",
+        "reference/emulator/races.py",
+        "if (self.written & self.read[::-1]).any():",
+        "if False:",
+        ("tests/emulator/test_interleavings.py",),
+    ),
+    Mutant(
+        "a core may read back what both write over and over",
+        "reference/emulator/races.py",
+        "if (both & self.read_back.any(axis=0) & self.changed.any(axis=0)).any():",
+        "if False:",
+        ("tests/emulator/test_interleavings.py",),
+    ),
+    Mutant(
+        "a core's own write hides the other's from its reads",
+        "reference/emulator/races.py",
+        "if access.write or not (common & ~own.region(access.tensor)).any():",
+        "if True:",
+        ("tests/emulator/test_interleavings.py",),
+    ),
+    Mutant(
         "reading one index tile counts as waiting",
         "reference/emulator/hazards.py",
         "self.read[key] = self.read.get(key, 0) | behind",
