@@ -82,11 +82,3 @@ def to_cache(rows: np.ndarray, dtype: np.dtype, scale: np.ndarray | float | None
     if dtype == ml_dtypes.float8_e4m3:
         scaled = np.clip(scaled, -FLOAT8_MAX, FLOAT8_MAX)
     return scaled.astype(dtype)
-
-
-def from_cache(rows: np.ndarray, scale: np.ndarray | float | None = None) -> np.ndarray:
-    """Cached rows [Hkv, D] in float64, times `scale` (scalar or [Hkv])."""
-    rows = rows.astype(np.float64)
-    if scale is not None:
-        rows = rows * np.broadcast_to(np.asarray(scale, np.float64), rows.shape[:1])[:, None]
-    return rows
