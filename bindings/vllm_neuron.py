@@ -59,12 +59,14 @@ class RejectionSampler(torch.nn.Module):
     Args:
         rule: "token", or "block" for block verification (never fewer accepted on average, the same law).
         vocab_size: columns of the logits that count; default all.
+        backend: where the verification runs; "emulator" tries the kernel on a CPU.
     """
 
-    def __init__(self, rule: str = "token", vocab_size: int | None = None):
+    def __init__(self, rule: str = "token", vocab_size: int | None = None, backend: str = "auto"):
         super().__init__()
         self.rule = rule
         self.vocab_size = vocab_size
+        self.backend = backend
 
     def forward(
         self,
@@ -105,6 +107,7 @@ class RejectionSampler(torch.nn.Module):
             draft_lens=batch.draft_lens,
             rule=self.rule,
             vocab_size=self.vocab_size,
+            backend=self.backend,
             **_parameters(sampling_metadata),
         ).tokens
 

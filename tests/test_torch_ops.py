@@ -262,6 +262,27 @@ def test_uniforms_in_a_devices_graph_never_leave_the_integers_that_fp32_holds():
     assert 2**22 < max(largest) < 2**24
 
 
+def test_a_compiled_graph_of_tensors_runs_the_kernels_on_the_emulator_in_place():
+    def step(key_cache, value_cache, key, value, lengths, drafts, logits):
+        acceptance = draft_verify.greedy_acceptance(drafts, logits, backend="emulator")
+        draft_verify.commit_window(
+            key_cache, value_cache, key, value, lengths, acceptance.num_accepted, backend="emulator"
+        )
+        return acceptance.tokens
+
+    inputs = [
+        arrays.to_torch(array.copy()) for array in (*WINDOW, ints(3, 5), LOGITS.argmax(-1)[:, :-1].astype("i4"), LOGITS)
+    ]
+    compiled_caches, eager_caches = ([arrays.to_torch(cache) for cache in caches(2)] for _ in range(2))
+    torch._dynamo.reset()
+    tokens = torch.compile(step, fullgraph=True, backend="aot_eager")(*compiled_caches, *inputs)
+    acceptance = draft_verify.greedy_acceptance(*inputs[3:])
+    draft_verify.commit_window(*eager_caches, *inputs[:3], acceptance.num_accepted)
+    assert torch.equal(tokens, acceptance.tokens) and acceptance.num_accepted.tolist() == [T - 1] * B
+    for ours, theirs in zip(compiled_caches, eager_caches):
+        assert torch.equal(ours, theirs)
+
+
 def test_wrong_shapes_are_refused_while_tracing_and_wrong_values_where_there_are_values():
     from torch._subclasses.fake_tensor import FakeTensorMode
 

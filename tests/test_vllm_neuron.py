@@ -131,6 +131,17 @@ def test_seeds_make_a_step_reproducible_whoever_else_is_in_the_batch():
     assert torch.equal(both[1:], alone)
 
 
+def test_the_kernel_verifies_a_ragged_batch_of_mixed_requests_on_the_emulator():
+    flat = metadata([2, 0, 3], [3, 4, 5, 6, 7])
+    generator = torch.Generator().manual_seed(2)
+    logits = 2 * torch.randn((8, V), generator=generator)
+    laws = torch.softmax(torch.randn((5, V), generator=generator), dim=-1)
+    uniforms = torch.rand((3, 5), generator=generator)
+    arguments = flat, laws, logits, sampling([0.0, 1.0, 0.7], top_k=[9, 3, 4])
+    on_emulator = RejectionSampler(backend="emulator")(*arguments, uniforms=uniforms)
+    assert torch.equal(on_emulator, RejectionSampler()(*arguments, uniforms=uniforms))
+
+
 @pytest.mark.parametrize("lengths", [[2, 2], [2, 1]])
 def test_compile_sees_one_operator_for_the_verification(lengths):
     flat = metadata(lengths, [3, 4, 5, 6][: sum(lengths)])

@@ -1,6 +1,7 @@
 """NxDI's real fused model classes with and without this library, decoded on a CPU."""
 
 import functools
+import importlib
 import math
 
 import pytest
@@ -99,3 +100,24 @@ def test_a_temperature_of_zero_is_greedy_row_by_row():
     tokens, _ = decoder.generate(prompts, NUM_TOKENS)
     greedy = harness.greedy_recompute(model.target_model, prompts, NUM_TOKENS)
     assert tokens[0] == greedy[0] and tokens[1] != greedy[1]
+
+
+@pytest.mark.parametrize("kind", ["plain", "transposed"])
+def test_a_real_model_decodes_through_the_kernels_on_the_emulator(kind, monkeypatch):
+    from draft_verify import backends
+
+    launched = set()
+    launch = backends.launch
+
+    def recording(operation, *arguments, **keywords):
+        launched.add(operation)
+        return launch(operation, *arguments, **keywords)
+
+    monkeypatch.setattr(backends, "resolve", lambda backend, on_device: "emulator")
+    for name in ("verify_attention", "greedy_acceptance"):
+        monkeypatch.setattr(importlib.import_module(f"draft_verify.{name}"), "launch", recording)
+    _, ours = classes()
+    prompts = harness.prompts_for(2)
+    (tokens, _), model = decode(ours, prompts, 10, speculation_length=4, noise=0.2, **KINDS[kind])
+    assert tokens == harness.greedy_recompute(model.target_model, prompts, 10)
+    assert launched == {"verify_attention", "greedy_acceptance"}
