@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from draft_verify.reference import emulator
@@ -76,7 +76,13 @@ def outcomes(program):
     return states
 
 
+TWICE = [("write", 0, 1), ("write", 0, 2)]
+
+
 @given(program=programs, dynamic=st.booleans())
+@example(program=[([*TWICE, ("read", 0)], TWICE)], dynamic=False)  # the same last value, but not all the time
+@example(program=[(TWICE, [*TWICE, ("read", 0)])], dynamic=True)
+@example(program=[(TWICE, TWICE), ([("read", 0)], [("read", 0)])], dynamic=True)
 def test_what_is_accepted_has_one_outcome_and_that_is_the_emulators(program, dynamic):
     shared = np.zeros((SLOTS + 2, 4), np.float32)
     try:

@@ -81,7 +81,7 @@ MUTANTS = [
         "reference/emulator/races.py",
         "if access.write or not (common & ~own.region(access.tensor)).any():",
         "if True:",
-        ("tests/emulator/test_interleavings.py",),
+        _CORES,
     ),
     Mutant(
         "reading one index tile counts as waiting",
