@@ -9,7 +9,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_loads import load_queries
+from .attention_loads import EVICTION_ENGINES, load_queries
 from .attention_output import store_output
 from .attention_passes import (
     constants_of,
@@ -62,8 +62,8 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
             attend_once(shape, ragged, groups, operands, own, first)
         return
 
-    constants = constants_of(shape, ragged if dense == None else dense, ragged, groups, operands)  # noqa: E711
     laps = load_lengths(shape, lengths)
+    constants = constants_of(shape, ragged if dense == None else dense, ragged, groups, operands)  # noqa: E711
     every = laps[0]
     begins = None
     if shape.sliding_window > 0 or shape.ring:
@@ -116,8 +116,9 @@ def attend_once(shape, chunk, groups, operands, constants, current):
             if with_window:
                 seen = (window[0], window_mask(shape, own, current))
             cached = [(keys, slot_bounds(shape, own, current))]
-            step = score_step(shape, chunk, rows, own, stationary, cached, seen, state, True)
-            weigh_step(shape, chunk, rows, step, [values], window[1] if with_window else None, state, True)
+            step = score_step(shape, chunk, rows, own, stationary, cached, seen, own.fresh.negative_max)
+            window_values = window[1] if with_window else None
+            weigh_step(shape, chunk, rows, own, step, [values], window_values, state, True, EVICTION_ENGINES)
             store_output(shape, rows, own, state, operands.outputs, operands.sums, operands.shard, current)
 
 
@@ -150,8 +151,8 @@ def attend_windows(walk, windows, current):
                 rows, own, first_stream = one_stream(shape, rows, own, state)
                 queries = queries[:, :, 0 : rows.heads, 0 : rows.count]
                 window = (windows[g][0], window_mask(shape, own, current))
-                step = score_step(shape, None, rows, own, queries, [], window, first_stream, True)
-                weigh_step(shape, None, rows, step, [], windows[g][1], first_stream, True)
+                step = score_step(shape, None, rows, own, queries, [], window, own.fresh.negative_max)
+                weigh_step(shape, None, rows, own, step, [], windows[g][1], first_stream, True, EVICTION_ENGINES)
             walk.states.append(state)
 
 
@@ -268,12 +269,22 @@ def take(walk, chunk, dense, passes):
             if not dense:
                 rows, own, state = one_stream(shape, rows, own, state)
                 queries = queries[:, :, 0 : rows.heads, 0 : rows.count]
+            bounds = []
+            for current, _, _ in passes:
+                bounds.append(slot_bounds(shape, own, current))
             steps = []
-            for current, keys, _ in passes:
-                cached = [(keys[g], slot_bounds(shape, own, current))]
-                steps.append(score_step(shape, chunk, rows, own, queries, cached, (), state, False))
+            earlier = state.negative_max
             for i in range(len(passes)):
-                weigh_step(shape, chunk, rows, steps[i], [passes[i][2][g]], None, state, False)
+                cached = [(passes[i][1][g], bounds[i])]
+                steps.append(score_step(shape, chunk, rows, own, queries, cached, (), earlier))
+                earlier = steps[i].negative_max
+            for i in range(len(passes)):
+                # While Vector masks a later pass, Scalar empties PSUM for an earlier one; streams leave Vector the time
+                # to do so for the last, at which it is faster.
+                engines = EVICTION_ENGINES
+                if rows.streams > 1:
+                    engines = (nisa.engine.vector if i == len(passes) - 1 else nisa.engine.scalar,)
+                weigh_step(shape, chunk, rows, own, steps[i], [passes[i][2][g]], None, state, False, engines)
             index += 1
 
 

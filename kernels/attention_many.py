@@ -3,7 +3,7 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_loads import load_queries
+from .attention_loads import EVICTION_ENGINES, load_queries
 from .attention_output import store_output
 from .attention_passes import (
     constants_of,
@@ -72,9 +72,20 @@ def attend_listed(shape, chunk, groups, operands, laps, chosen, dense):
                     seen = (window[0], window_mask(shape, own, current))
                 restart(states[index], own.fresh, starts)
                 cached = [(keys, slot_bounds(shape, own, current))]
-                step = score_step(shape, chunk, rows, own, stationaries[index], cached, seen, states[index], False)
-                window_values = window[1] if with_window else None
-                weigh_step(shape, chunk, rows, step, [values], window_values, states[index], False)
+                state = states[index]
+                step = score_step(shape, chunk, rows, own, stationaries[index], cached, seen, state.negative_max)
+                weigh_step(
+                    shape,
+                    chunk,
+                    rows,
+                    own,
+                    step,
+                    [values],
+                    window[1] if with_window else None,
+                    state,
+                    False,
+                    EVICTION_ENGINES,
+                )
                 store_output(shape, rows, own, states[index], operands.outputs, operands.sums, operands.shard, current)
                 index += 1
 

@@ -93,6 +93,10 @@ def constants_of(shape, streamed, ragged, groups, operands):
         inverse_scales = tile((shape.window, shape.heads))
         nisa.dma_copy(dst=inverse_scales, src=operands.value_scale.ap(pattern=[[0, shape.window], [1, shape.heads]]))
         nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
+    # Has the exponential's table loaded while the Scalar engine has nothing else to do.
+    first_exponential = tile((1, 1))
+    nisa.memset(dst=first_exponential, value=0.0)
+    nisa.activation(dst=first_exponential, op=nl.exp, data=first_exponential)
     runs = None
     if shape.block_size > 0:
         runs = runs_of(shape, ragged, slot)

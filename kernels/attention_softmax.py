@@ -9,7 +9,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_loads import EVICTION_ENGINES, transpose_all
+from .attention_loads import transpose_all
 from .attention_plan import PSUM_BANK, PSUM_BANK_BYTES, RowTile, psum, tile
 from .attention_tree import load_ancestors
 
@@ -253,20 +253,19 @@ class Step(NamedTuple):
     """A step of the softmax whose scores are known and whose values are not weighed yet."""
 
     parts: object  # (masked scores, scale) of each pass, then of the window if it is there
-    negative_max: object  # [count, 1], after the step
-    decay: object  # [count, 1], what scales earlier sums
-    earlier_total: object  # [count, 1], the sum that this is for
+    earlier: object  # [count, 1], minus the maximum before the step
+    negative_max: object  # and after it
 
 
-def score_step(shape, chunk, rows, constants, stationary, cached, window, state, begins):
-    """Scores of passes, the window, or both, against the maximum of a row tile's state, which they raise.
+def score_step(shape, chunk, rows, constants, stationary, cached, window, earlier):
+    """Scores of passes, the window, or both, and how they raise the maximum of a row tile.
 
     Args:
         stationary: queries, as load_queries leaves them.
         cached: a list of (keys, (first, end)) for each pass: an entry a segment as load_keys leaves them, bounds as
             slot_bounds does.
         window: () or (keys, mask), as load_window and window_mask leave them.
-        begins: whether this is a sequence's first step: `state` then holds nothing yet.
+        earlier: [count, 1], minus the maximum so far.
     """
     scale = shape.scale if shape.softcap == 0.0 else shape.softcap
     cache_scale = scale
@@ -283,21 +282,27 @@ def score_step(shape, chunk, rows, constants, stationary, cached, window, state,
         parts.append((scores, scale))
         maxima.append((largest, scale))
 
-    before = constants.fresh if begins else state
-    negative_max = raised_maximum(maxima, before.negative_max)
+    return Step(parts, earlier, raised_maximum(maxima, earlier))
+
+
+def weigh_step(shape, chunk, rows, constants, step, values, window_values, state, begins, engines):
+    """Takes the values of a step into the state.
+
+    Args:
+        values: an entry a pass, as load_slots leaves them.
+        window_values: [T, heads, D] if the step has the window, else None.
+        begins: whether this is a sequence's first step: `state` then holds nothing yet.
+        engines: which take turns at emptying PSUM.
+    """
     decay = tile((rows.count, 1))
-    nisa.activation(dst=decay, op=nl.exp, data=before.negative_max, scale=-1.0, bias=negative_max)
-    nisa.tensor_copy(dst=state.negative_max, src=negative_max, engine=nisa.engine.gpsimd)
-    return Step(parts, negative_max, decay, before.total)
-
-
-def weigh_step(shape, chunk, rows, step, values, window_values, state, begins):
-    """Takes values, an entry a pass as load_slots leaves them, and the window's if the step has it, into the state."""
+    nisa.activation(dst=decay, op=nl.exp, data=step.earlier, scale=-1.0, bias=step.negative_max)
     weighted = psum((rows.count, groups_of(rows) * shape.head_dim))
     sums = []
     for i in range(len(values)):
         scores, scale = step.parts[i]
-        sums.append(weigh_values(shape, chunk, rows, scores, scale, step.negative_max, values[i], weighted, i > 0))
+        sums.append(
+            weigh_values(shape, chunk, rows, scores, scale, step.negative_max, values[i], weighted, i > 0, engines)
+        )
     if len(step.parts) > len(values):
         scores, scale = step.parts[len(values)]
         total = tile((rows.count, 1))
@@ -310,11 +315,13 @@ def weigh_step(shape, chunk, rows, step, values, window_values, state, begins):
         nisa.tensor_copy(dst=state.values, src=weighted, engine=nisa.engine.scalar)
     else:
         nisa.tensor_scalar(
-            dst=state.values, data=state.values, op0=nl.multiply, operand0=step.decay, engine=nisa.engine.scalar
+            dst=state.values, data=state.values, op0=nl.multiply, operand0=decay, engine=nisa.engine.scalar
         )
         nisa.tensor_tensor(dst=state.values, data1=state.values, data2=weighted, op=nl.add)
+    nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=nisa.engine.gpsimd)
+    earlier_total = constants.fresh.total if begins else state.total
     nisa.scalar_tensor_tensor(
-        dst=state.total, data=step.earlier_total, op0=nl.multiply, operand0=step.decay, op1=nl.add, operand1=sums[0]
+        dst=state.total, data=earlier_total, op0=nl.multiply, operand0=decay, op1=nl.add, operand1=sums[0]
     )
     for total in sums[1:]:
         nisa.tensor_tensor(dst=state.total, data1=state.total, data2=total, op=nl.add)
@@ -404,11 +411,11 @@ def exponentials(weights, scores, scale, negative_max, total):
     )
 
 
-def weigh_values(shape, chunk, rows, scores, scale, negative_max, values, weighted, accumulate):
+def weigh_values(shape, chunk, rows, scores, scale, negative_max, values, weighted, accumulate, engines):
     """weighted [count, groups * D] (+)= exp(scores) [count, slots of a stream] x values; returns the weights' sums.
 
     Slots go to partitions by transposes, a few of each run at a time: one batch is transposed while the exponentials
-    of the next are computed. The two engines that can read PSUM take turns at emptying it.
+    of the next are computed. `engines` take turns at emptying PSUM.
     """
     run = chunk.run
     share = chunk.segments // rows.streams
@@ -444,7 +451,7 @@ def weigh_values(shape, chunk, rows, scores, scale, negative_max, values, weight
         if i > 0:
             segment, first = batches[i - 1]
             transposed = tile((chunk.partitions, batch, rows.count), shape.dtype)
-            nisa.tensor_copy(dst=transposed, src=staged[i - 1], engine=EVICTION_ENGINES[(i - 1) % 2])
+            nisa.tensor_copy(dst=transposed, src=staged[i - 1], engine=engines[(i - 1) % len(engines)])
             for stream in range(rows.streams):
                 for j in range(batch):
                     nisa.nc_matmul(
