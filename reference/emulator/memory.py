@@ -21,7 +21,7 @@ def strided(memory: np.ndarray, tensor: NkiTensor, offset: int, shape=None, stri
 
 @dataclass(frozen=True)
 class Place:
-    """Where an operand lies in an array of one entry per byte of its storage: a pattern, or rows of one."""
+    """Where an operand lies in an array with one byte for each of its storage's: a pattern, or rows of one."""
 
     tensor: NkiTensor
     offset: int
