@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import itertools
 import sys
 from types import ModuleType, SimpleNamespace
@@ -162,9 +163,9 @@ def install(checkout: str) -> None:
         __getattr__=lambda name: getattr(ml_dtypes, name, name),
     )
     _module("allpairspy", AllPairs=_all_pairs)
-    _module("scipy")
-    _module("scipy.linalg", circulant=_circulant)
-    _module("scipy.special", erf=None, expit=lambda x: 1 / (1 + np.exp(-x)))
+    if importlib.util.find_spec("scipy") is None:
+        _module("scipy")
+        _module("scipy.linalg", circulant=_circulant)
     _module("test.utils.test_orchestrator", Orchestrator=Orchestrator)
     _module("test.utils.tensor_histogram", TensorHistogram=lambda *args, **kwargs: NoCollector())
     _module("test.utils.metrics_collector", IMetricsCollector=NoCollector, NoopMetricsCollector=NoCollector,
