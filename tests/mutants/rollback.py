@@ -126,8 +126,8 @@ MUTANTS = [
     Mutant(
         "the convolution window keeps one row too few",
         "kernels/shift_conv_window.py",
-        "rows[:, :, :, row + 1 : row + 1 + width]",
-        "rows[:, :, :, row : row + width]",
+        "[1, width]], offset=1)",
+        "[1, width]], offset=0)",
         (CONV,),
     ),
     Mutant(
