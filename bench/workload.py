@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,6 +111,17 @@ def read_prompts(path: Path) -> list[Prompt]:
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f'{path}:{number}: expected {{"kind": ..., "prompt": ...}}: {error}') from error
     return prompts
+
+
+def first_of_each_kind(prompts: Sequence[Prompt], limit: int | None) -> list[Prompt]:
+    """At most `limit` prompts of every kind, in order; all of them for None."""
+    taken = Counter()
+    kept = []
+    for prompt in prompts:
+        taken[prompt.kind] += 1
+        if limit is None or taken[prompt.kind] <= limit:
+            kept.append(prompt)
+    return kept
 
 
 def rank_rates(ranks: Sequence[np.ndarray], max_depth: int, max_rank: int = MAX_RANK) -> list[list[float]]:
@@ -248,6 +260,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("prompts", type=Path, nargs="?", default=PROMPTS, help="JSONL; default: 24 of six kinds")
     parser.add_argument("--backend", default="reference", choices=["reference", "emulator", "simulator"])
     parser.add_argument("--tokens", type=int, default=32, help="new tokens a prompt (default 32)")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts of each kind")
     parser.add_argument("--window", type=int, default=NUM_DRAFT_TOKENS, metavar="K", help="drafts a step (default 7)")
     parser.add_argument("--tree-rows", type=int, default=TREE_ROWS, metavar="T", help="rows of the tree (default 16)")
     parser.add_argument("--v0", type=float, default=1.0, help="cost of verifying, fixed part, in plain steps")
@@ -267,7 +280,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
-    prompts = read_prompts(arguments.prompts)
+    prompts = first_of_each_kind(read_prompts(arguments.prompts), arguments.limit)
     try:
         model = smollm2.load()
     except smollm2.MissingModel as missing:
@@ -309,6 +322,8 @@ def main(argv: list[str] | None = None) -> int:
                         bar.update,
                     )
                 )
+                # Said as it comes: a run of half an hour that is stopped has not been for nothing.
+                bar.write(f"{kind}, {variant.name}: {results[-1].stats.tokens_per_step:.2f} tokens a step")
     print(f"step cost: {cost.v0:g} + {cost.beta:g} K + {cost.c:g} K plain steps (prompt lookup: c = 0)")
     print(f"tree of {len(tree.shape.parents)} rows, parents {' '.join(map(str, tree.shape.parents))}\n")
     print(results_table(results))

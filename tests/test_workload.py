@@ -40,6 +40,14 @@ def test_twenty_four_prompts_of_six_kinds_come_with_it():
     assert set(Counter(prompt.kind for prompt in prompts).values()) == {4}
 
 
+def test_a_limit_keeps_the_first_prompts_of_each_kind():
+    prompts = workload.read_prompts(workload.PROMPTS)
+    kept = workload.first_of_each_kind(prompts, 1)
+    assert [prompt.kind for prompt in kept] == list(dict.fromkeys(prompt.kind for prompt in prompts))
+    assert kept == [next(p for p in prompts if p.kind == prompt.kind) for prompt in kept]
+    assert workload.first_of_each_kind(prompts, None) == prompts
+
+
 def test_a_bad_line_is_named(tmp_path):
     path = tmp_path / "bad.jsonl"
     path.write_text('{"kind": "a", "prompt": "b"}\n{"kind": "a"}\n')
