@@ -225,6 +225,7 @@ def fused_config(target_table, draft_table, *, batch, speculation_length, do_sam
                 "enable_fused_speculation": True,
                 "enable_token_tree": False,
                 "is_prefix_caching": False,
+                "tp_degree": 1,
                 **neuron,
             },
         )

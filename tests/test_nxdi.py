@@ -234,13 +234,17 @@ def prefill(model, prompts, sampling_params, seq_len=24):
     return model(input_ids, mask, positions, torch.arange(batch), sampling_params)
 
 
+@pytest.mark.parametrize("tp_degree", [1, 2])
 @pytest.mark.parametrize("output_logits", [False, True])
 @pytest.mark.parametrize("difference", [0.0, 1.0])
-def test_greedy_decoding_is_the_targets_own_with_each_rows_own_mask(nxdi, difference, output_logits):
+def test_greedy_decoding_is_the_targets_own_with_each_rows_own_mask(nxdi, difference, output_logits, tp_degree):
     target, draft = tables(1, difference)
     rows = 4
-    config = standins.fused_config(target, draft, batch=3, speculation_length=rows, output_logits=output_logits)
+    config = standins.fused_config(
+        target, draft, batch=3, speculation_length=rows, output_logits=output_logits, tp_degree=tp_degree
+    )
     model = nxdi.apply(standins.NeuronFusedSpecModel)(config)
+    assert model.target_model.wants_logits == (tp_degree == 1)  # over ranks, NxDI's sharded argmax gathers far less
     params = torch.ones((3, 3))
     prompts = [[1, 2, 0], [2, 3, 4, 1, 1], [0, 1, 3, 3]]
     outputs = prefill(model, prompts, params)

@@ -10,7 +10,7 @@
 | token_tree_config {"0": ["1", "2"], ...}     | tree: parents [T]                                     |
 | scores divided by softmax_scale              | scale = 1 / softmax_scale                             |
 | k_cache_transposed                           | cache_layout "BHDS"                                   |
-| sampling_params [B, 3]: top_k, top_p, temperature (and, here, an optional seed) | the arguments of those names |
+| sampling_params [B, 3]: top_k, top_p, temperature | the arguments of those names |
 | accepted tokens [B, T], -1 after the last    | Acceptance.tokens                                     |
 | next position, next mask                     | seq_lens + num_accepted + 1, ones below it            |
 

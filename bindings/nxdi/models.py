@@ -26,6 +26,14 @@ def combined(mixin: type, base: type) -> type:
     return type(base.__name__, (mixin, base), {"__module__": base.__module__, "__qualname__": base.__qualname__})
 
 
+def gathered(tensor: torch.Tensor, dim: int, config: Any) -> torch.Tensor:
+    """The tensor-parallel ranks' tensors, one after the other along `dim`."""
+    from neuronx_distributed.parallel_layers.mappings import _gather_along_dim
+    from neuronx_distributed_inference.utils.distributed import get_tp_group
+
+    return _gather_along_dim(tensor, partition_dim=dim, process_group=get_tp_group(config))
+
+
 class ModelMixin:
     """Goes before a NeuronBaseModel class: its attention verifies here, and its logits can be had whole."""
 
@@ -53,18 +61,15 @@ class ModelMixin:
 
     def whole_logits(self, logits: torch.Tensor) -> torch.Tensor:
         """[B, T, V] from the ranks' [B, T, V / tp]."""
-        from neuronx_distributed.parallel_layers.mappings import _gather_along_dim
-        from neuronx_distributed_inference.utils.distributed import get_tp_group
-
-        return _gather_along_dim(logits, partition_dim=2, process_group=get_tp_group(self.config))
+        return gathered(logits, 2, self.config)
 
 
 class FusedSpecMixin(EagleMixin):
     """Goes before NeuronFusedSpecModel: drafts with their full laws, exact acceptance, per-row masks.
 
     Vanilla fused speculation works with `do_sample` (stock NxDI's does not): drafts are drawn from the draft model's
-    processed law and verified against the target's. `sampling_params` may carry a fourth column, a seed a sequence;
-    without it the random numbers are the device's own generator's.
+    processed law and verified against the target's. The random numbers are the device's own generator's; `forward` also
+    takes `sampling_params` with a fourth column, a seed a sequence (NxDI's application class traces and admits three).
     """
 
     def __init__(self, config: Any):
@@ -81,13 +86,16 @@ class FusedSpecMixin(EagleMixin):
         if config.neuron_config.enable_eagle_speculation:
             self.init_eagle()
         else:
-            self.target_model.wants_logits = True
+            # Greedy over several ranks: NxDI's argmax over shards gathers a few numbers, not the logits.
+            self.target_model.wants_logits = not self.greedy or config.neuron_config.tp_degree == 1
             self.draft_model.wants_logits = not self.greedy
 
     def _context_encoding_forward(self, input_ids, attention_mask, position_ids, seq_ids, sampling_params, **paging):
         outputs = super()._context_encoding_forward(
             input_ids, attention_mask, position_ids, seq_ids, sampling_params, **paging
         )
+        if not self.target_model.wants_logits:
+            return outputs
         logits = outputs[1][:, -1]  # outputs[0] is the draft's token, which nobody reads
         if self.greedy:
             no_drafts = torch.zeros((logits.shape[0], 0), dtype=torch.int32, device=logits.device)
@@ -156,17 +164,18 @@ class FusedSpecMixin(EagleMixin):
                 "computed_context_lens": computed_context_lens,
             }
         outputs = self.target_model(window, attention_mask, positions, seq_ids, sampling_params, **paging)
-        target_logits = outputs[0]
         draft_tokens = window[:, 1:].to(torch.int32)
         draft_lens = conventions.draft_lens(first[:, 0], num_slots, rows)
-        if self.greedy:
+        if not self.target_model.wants_logits:
+            acceptance = conventions.accepted_tokens(draft_tokens, outputs[0], draft_lens)
+        elif self.greedy:
             acceptance = greedy_acceptance(
-                draft_tokens, target_logits, draft_lens=draft_lens, vocab_size=self.config.vocab_size
+                draft_tokens, outputs[0], draft_lens=draft_lens, vocab_size=self.config.vocab_size
             )
         else:
             acceptance = rejection_sampling(
                 draft_tokens,
-                target_logits,
+                outputs[0],
                 self._uniforms(sampling_params, first[:, 0], rows + 1, "verify"),
                 draft_logits=torch.cat(draft_logits, dim=1),
                 draft_lens=draft_lens,
@@ -191,10 +200,14 @@ class FusedSpecMixin(EagleMixin):
             return uniforms_for(seeds, positions.to(torch.int32), columns - 2, purpose)
         zeros = torch.zeros((len(positions), columns), dtype=torch.float32, device=positions.device)
         if positions.device.type == "cpu":
-            return conventions.open_interval(torch.rand_like(zeros))
-        from neuronx_distributed_inference.modules.generation.sampling import rand_like
+            uniforms = torch.rand_like(zeros)
+        else:
+            from neuronx_distributed_inference.modules.generation.sampling import rand_like
 
-        return conventions.open_interval(rand_like(zeros))
+            uniforms = rand_like(zeros)
+        # The first rank's, on every rank: ranks that accept differently wait for each other for ever.
+        uniforms = gathered(uniforms, 0, self.config)[: len(positions)]
+        return conventions.open_interval(uniforms)
 
     def _draw(self, logits, uniforms, sampling_params):
         """[B] tokens drawn from logits [B, V] under NxDI's sampling parameters."""
