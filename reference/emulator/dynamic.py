@@ -217,7 +217,7 @@ def reset(program: Program, memory: Memory) -> None:
     """At the start of a run nothing is written but arguments and constants."""
     memory.last_read.clear()
     for storage in program.storages:
-        if storage.poisoned and storage in memory.bytes:
+        if storage.shows_unwritten and storage.kind != "input" and storage in memory.bytes:
             memory.bytes[storage][:] = POISON
         if storage.tracked:
             memory.written[storage] = Written(storage, storage.kind == "input" or storage.constant is not None)

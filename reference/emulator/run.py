@@ -68,12 +68,12 @@ class Linked:
         def allocate(call: Call):
             for storage in born.get(call.index, ()):
                 if storage.on_chip:
-                    spare = free.get(storage.nbytes) if not storage.poisoned else None
+                    spare = free.get(storage.nbytes) if not storage.shows_unwritten else None
                     self.memory.bytes[storage] = spare.pop() if spare else np.empty(storage.nbytes, np.uint8)
 
         def release(call: Call):
             for storage in dying.get(call.index, ()):
-                if storage.on_chip and not storage.poisoned:
+                if storage.on_chip and not storage.shows_unwritten:
                     free.setdefault(storage.nbytes, []).append(self.memory.bytes[storage])
 
         return self._link_block(block, allocate, release)

@@ -33,10 +33,15 @@ class Storage:
     written: bool = False  # some instruction has it as a destination
     contended: bool = False  # both cores touch it at run-time addresses
     tracked: bool = False  # which elements are written is known only at run time
-    poisoned: bool = False  # elements that nothing writes are read: they hold NaN
+    poisoned: bool = False  # elements that nothing writes are read
 
     def __str__(self):
         return f"{self.name}{list(self.shape)} {self.dtype}"
+
+    @property
+    def shows_unwritten(self) -> bool:
+        """Whether elements that nothing has written may be read: they hold NaN."""
+        return self.poisoned or self.tracked
 
     @property
     def on_chip(self) -> bool:

@@ -251,6 +251,21 @@ def test_notes_are_errors_under_strict():
         emulator.trace(kernel, x, strict=True)
 
 
+def test_what_a_run_leaves_unwritten_is_nan_in_every_run():
+    def kernel(x, mask):
+        tile, predicate = nl.ndarray((4, 8), nl.float32), nl.load(mask)
+        nisa.tensor_copy_predicated(tile, nl.load(x), predicate)
+        out = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, tile)
+        return out
+
+    program = emulator.trace(kernel, np.zeros((4, 8), np.float32), np.zeros((4, 8), np.uint8))
+    for columns in (8, 3):
+        mask = np.repeat(np.arange(8)[None] < columns, 4, axis=0).astype(np.uint8)
+        result = program.run(np.full((4, 8), 2, np.float32), mask)
+        assert (result[:, :columns] == 2).all() and np.isnan(result[:, columns:]).all()
+
+
 def test_trip_counts_of_the_last_run_are_kept():
     def kernel(x, count):
         out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
