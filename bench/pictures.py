@@ -17,11 +17,11 @@ DPI = 150
 # From dark to light, so that they keep their order in grey; each with a marker, a line and a hatch of its own.
 SERIES = [
     ("#0b2545", "o", "-", ""),
-    ("#a8330a", "s", "--", "//"),
-    ("#3a88be", "^", "-.", ".."),
-    ("#dd9a34", "D", ":", "xx"),
-    ("#a6d68c", "v", (0, (5, 1, 1, 1, 1, 1)), "\\\\"),
-    ("#e4e4e4", "P", (0, (8, 3)), "oo"),
+    ("#8c1c13", "s", "--", "//"),
+    ("#1f6f8b", "^", "-.", ".."),
+    ("#b5651d", "D", ":", "xx"),
+    ("#6fb36a", "v", (0, (5, 1, 1, 1, 1, 1)), "\\\\"),
+    ("#dcb75c", "P", (0, (8, 3)), "oo"),
 ]
 STYLE = {
     "font.size": 15,
