@@ -12,6 +12,7 @@ import nki.language as nl
 from .attention_loads import EVICTION_ENGINES, load_queries
 from .attention_output import store_output
 from .attention_passes import (
+    attend_window,
     constants_of,
     has_window,
     new_stationary,
@@ -148,11 +149,7 @@ def attend_windows(walk, windows, current):
             nisa.tensor_copy(dst=state.all, src=own.fresh.all, engine=nisa.engine.gpsimd)
             if len(windows[g]) > 0:
                 queries = walk.stationaries[len(walk.states)]
-                rows, own, first_stream = one_stream(shape, rows, own, state)
-                queries = queries[:, :, 0 : rows.heads, 0 : rows.count]
-                window = (windows[g][0], window_mask(shape, own, current))
-                step = score_step(shape, None, rows, own, queries, [], window, own.fresh.negative_max)
-                weigh_step(shape, None, rows, own, step, [], windows[g][1], first_stream, True, EVICTION_ENGINES)
+                attend_window(shape, rows, own, queries, windows[g], current, state)
             walk.states.append(state)
 
 

@@ -6,6 +6,8 @@ import nki.language as nl
 from .attention_loads import EVICTION_ENGINES, load_queries
 from .attention_output import store_output
 from .attention_passes import (
+    MOST_STREAMS,
+    attend_window,
     constants_of,
     has_window,
     new_stationary,
@@ -18,22 +20,27 @@ from .attention_passes import (
     plan_ragged,
     silence_pass,
 )
-from .attention_plan import tile
+from .attention_plan import plan_rows, tile
 from .attention_softmax import new_state, restart, score_step, slot_bounds, weigh_step, window_mask
 from .attention_work import list_passes, listed_pass, load_lengths, long_sequences
 
 
-def attend_many(shape, groups, operands, lengths, slot_cores):
-    """Many sequences: one runtime loop over the passes of those longer than a pass, one over those of the others."""
+def attend_many(shape, heads, operands, lengths, slot_cores):
+    """Many sequences: one runtime loop over the passes of those longer than a pass, one over those of the others.
+
+    `heads`: (first, one past the last) that are this core's.
+    """
     laps = load_lengths(shape, lengths)
+    groups = plan_rows(shape, heads[0], heads[1], 1)
     ragged = plan_ragged(shape, operands.shard, slot_cores)
-    dense = plan_dense(shape, 1, operands.shard, slot_cores)
     chosen = tile(laps[0].cached.shape)
-    if dense == None:  # noqa: E711
+    if plan_dense(shape, 1, operands.shard, slot_cores) == None:  # noqa: E711
         nisa.memset(dst=chosen, value=1.0)
     else:
+        streamed = plan_rows(shape, heads[0], heads[1], MOST_STREAMS)
+        dense = plan_dense(shape, streamed[0][0].streams, operands.shard, slot_cores)
         is_dense = long_sequences(dense, laps[0])
-        attend_listed(shape, dense, groups, operands, laps, is_dense, True)
+        attend_listed(shape, dense, streamed, operands, laps, is_dense, True)
         nisa.tensor_scalar(dst=chosen, data=is_dense, op0=nl.equal, operand0=0.0)
     attend_listed(shape, ragged, groups, operands, laps, chosen, False)
 
@@ -41,7 +48,6 @@ def attend_many(shape, groups, operands, lengths, slot_cores):
 def attend_listed(shape, chunk, groups, operands, laps, chosen, dense):
     """The passes of the chosen sequences, in one runtime loop."""
     work = list_passes(shape, chunk, laps, chosen, dense)
-    with_window = has_window(operands)
     constants = constants_of(shape, chunk, chunk, groups, operands)
     states = []
     stationaries = []
@@ -53,40 +59,38 @@ def attend_listed(shape, chunk, groups, operands, laps, chosen, dense):
             stationaries.append(new_stationary(shape, groups[g][t]))
 
     def next_pass(item):
-        current, starts = listed_pass(work, item)
+        current, stored, starts = listed_pass(work, item)
         mine = own_constants(shape, groups, operands, constants, current)
         places = places_of(shape, chunk, operands, constants.runs, current)
         index = 0
         for g in range(len(groups)):
+            window = ()
+            if has_window(operands):
+                window = own_window(shape, groups[g][0], operands, constants, current)
+            for t in range(len(groups[g])):
+                load_queries(shape, groups[g][t], operands.query, current, stationaries[index + t])
             keys = pass_keys(shape, chunk, groups[g][0], operands, places, current)
             values = pass_values(shape, chunk, groups[g][0], operands, places, current)
             if not dense:
                 silence_pass(shape, constants.slot, values, current)
-            window = own_window(shape, groups[g][0], operands, constants, current) if with_window else ()
             for t in range(len(groups[g])):
                 rows = groups[g][t]
                 own = mine.rows[g][t]
-                load_queries(shape, rows, operands.query, current, stationaries[index])
-                seen = ()
-                if with_window:
-                    seen = (window[0], window_mask(shape, own, current))
-                restart(states[index], own.fresh, starts)
-                cached = [(keys, slot_bounds(shape, own, current))]
                 state = states[index]
-                step = score_step(shape, chunk, rows, own, stationaries[index], cached, seen, state.negative_max)
-                weigh_step(
-                    shape,
-                    chunk,
-                    rows,
-                    own,
-                    step,
-                    [values],
-                    window[1] if with_window else None,
-                    state,
-                    False,
-                    EVICTION_ENGINES,
-                )
-                store_output(shape, rows, own, states[index], operands.outputs, operands.sums, operands.shard, current)
+                queries = stationaries[index]
+                restart(state, own.fresh, starts)
+                seen = ()
+                window_values = None
+                if len(window) > 0 and rows.streams > 1:
+                    attend_window(shape, rows, own, queries, window, current, state)
+                elif len(window) > 0:
+                    # One step for both costs less, but is not for streams, of which only the first has the window.
+                    seen = (window[0], window_mask(shape, own, current))
+                    window_values = window[1]
+                cached = [(keys, slot_bounds(shape, own, current))]
+                step = score_step(shape, chunk, rows, own, queries, cached, seen, state.negative_max)
+                weigh_step(shape, chunk, rows, own, step, [values], window_values, state, False, EVICTION_ENGINES)
+                store_output(shape, rows, own, state, operands.outputs, operands.sums, operands.shard, stored)
                 index += 1
 
     nl.fori_loop(0, work.count, next_pass)

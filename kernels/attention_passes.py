@@ -6,11 +6,20 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_blocks import find_runs, runs_of
-from .attention_loads import bits_of, load_keys, load_slots, load_window, silence, slots_to_keep
+from .attention_loads import EVICTION_ENGINES, bits_of, load_keys, load_slots, load_window, silence, slots_to_keep
 from .attention_plan import head_parts, plan_blocks, plan_chunk, tile
-from .attention_softmax import groups_of, row_constants, with_tree
+from .attention_softmax import (
+    groups_of,
+    one_stream,
+    row_constants,
+    score_step,
+    weigh_step,
+    window_mask,
+    with_tree,
+)
 
 LONGEST = 4096  # slots of a pass on one core: its fixed cost is then small beside its loads
+MOST_STREAMS = 4
 RAGGED = 2048  # slots of a pass that may load some that are not live
 
 
@@ -162,6 +171,15 @@ def own_window(shape, rows, operands, constants, current):
         operand1=-1.0,
     )
     return load_window(shape, rows, operands.key, operands.value, current, keep, constants.inverse_scales)
+
+
+def attend_window(shape, rows, constants, queries, window, current, state):
+    """Takes the window, (keys, values) as own_window leaves them, into a row tile's state: that of its first stream."""
+    rows, constants, state = one_stream(shape, rows, constants, state)
+    queries = queries[:, :, 0 : rows.heads, 0 : rows.count]
+    seen = (window[0], window_mask(shape, constants, current))
+    step = score_step(shape, None, rows, constants, queries, [], seen, state.negative_max)
+    weigh_step(shape, None, rows, constants, step, [], window[1], state, False, EVICTION_ENGINES)
 
 
 def new_stationary(shape, rows):

@@ -476,23 +476,34 @@ def write_offset(dst, sequence, stride, offset):
 
 
 def listed_pass(work, item):
-    """The pass in row `item`, a register, of the table; and its STARTS column as uint32, for a select."""
+    """The pass in row `item`, a register, of the table; the same for its stores; and STARTS as uint32, for a select.
+
+    Stores come late and have an index of their own, so that the next row can be loaded before.
+    """
     entry = tile((PARTITIONS, COLUMNS), nl.int32)
     values = tile((PARTITIONS, COLUMNS))
+    sequence = tile((1, 1), nl.int32)
+    starts = tile((PARTITIONS, 1), nl.uint32)
     nisa.dma_copy(
         dst=entry, src=work.table.ap(pattern=[[0, PARTITIONS], [1, COLUMNS]], scalar_offset=item, indirect_dim=0)
     )
     nisa.tensor_copy(dst=values, src=entry)
-    current = Pass(
-        sequence=0,
-        sequence_index=entry[0:1, SEQUENCE : SEQUENCE + 1],
-        key_index=entry[0:1, KEY_OFFSET : KEY_OFFSET + 1],
-        value_index=entry[0:1, VALUE_OFFSET : VALUE_OFFSET + 1],
-        first=values[:, FIRST : FIRST + 1],
-        end=values[:, END : END + 1],
-        live_rows=values[:, LIVE_ROWS : LIVE_ROWS + 1],
-        starts=values[:, STARTS : STARTS + 1],
-        position=values[:, POSITION : POSITION + 1],
-        block=values[:, BLOCK : BLOCK + 1],
-    )
-    return current, entry[:, STARTS : STARTS + 1].view(nl.uint32)
+    nisa.tensor_copy(dst=sequence, src=entry[0:1, SEQUENCE : SEQUENCE + 1], engine=nisa.engine.gpsimd)
+    nisa.tensor_copy(dst=starts, src=entry[:, STARTS : STARTS + 1], engine=nisa.engine.gpsimd)
+    passes = []
+    for index in (entry[0:1, SEQUENCE : SEQUENCE + 1], sequence):
+        passes.append(
+            Pass(
+                sequence=0,
+                sequence_index=index,
+                key_index=entry[0:1, KEY_OFFSET : KEY_OFFSET + 1],
+                value_index=entry[0:1, VALUE_OFFSET : VALUE_OFFSET + 1],
+                first=values[:, FIRST : FIRST + 1],
+                end=values[:, END : END + 1],
+                live_rows=values[:, LIVE_ROWS : LIVE_ROWS + 1],
+                starts=values[:, STARTS : STARTS + 1],
+                position=values[:, POSITION : POSITION + 1],
+                block=values[:, BLOCK : BLOCK + 1],
+            )
+        )
+    return passes[0], passes[1], starts

@@ -7,12 +7,11 @@ import nki.language as nl
 from .attention_few import attend_few
 from .attention_many import attend_many
 from .attention_output import log_sum_exp
-from .attention_passes import Operands, plan_dense
+from .attention_passes import MOST_STREAMS, Operands, plan_dense
 from .attention_plan import Shape, plan_rows
 from .attention_tree import ancestor_table
 from .merge_attention import merge_all
 
-MOST_STREAMS = 4
 MOST_UNROLLED = 8  # row tiles times sequences
 
 
@@ -130,7 +129,7 @@ def verify_attention(
     if batch * row_tiles <= MOST_UNROLLED:
         attend_few(shape, groups, operands, lengths, slot_cores)
     else:
-        attend_many(shape, plan_rows(shape, first_head, last_head, 1), operands, lengths, slot_cores)
+        attend_many(shape, (first_head, last_head), operands, lengths, slot_cores)
 
     lse = None
     if return_lse:
