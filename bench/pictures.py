@@ -106,37 +106,24 @@ def tokens_picture(path: Path, tokens: Mapping[str, Mapping[str, float]]) -> Pat
 
 
 def engines_picture(path: Path, busy: Mapping[str, Mapping[str, float]], limits: Mapping[str, float]) -> Path:
-    """Busy time of each engine beside the HBM limit, one group of bars for each kernel and shape; microseconds."""
-    engines = list(dict.fromkeys(engine for times in busy.values() for engine in times))
-    height = 0.8 / len(engines)
+    """Busy time of each engine beside the HBM limit, a panel with its own scale for each kernel and shape; µs."""
+    columns = 2
+    rows = -(-len(busy) // columns)
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(SIZE[0], 1.6 + 1.15 * len(busy)))
-        for index, (engine, (colour, _, _, hatch)) in enumerate(zip(engines, SERIES)):
-            places = [group + (index - (len(engines) - 1) / 2) * height for group in range(len(busy))]
-            axes.barh(
-                places,
-                [times[engine] for times in busy.values()],
-                height,
-                color=colour,
-                edgecolor="white",
-                hatch=hatch,
-                label=engine,
-            )
-        for group, name in enumerate(busy):
-            axes.plot(
-                [limits[name]] * 2,
-                [group - 0.45, group + 0.45],
-                color="black",
-                linewidth=3,
-                label="HBM limit" if group == 0 else None,
-            )
-        axes.set_yticks(range(len(busy)), busy)
-        axes.tick_params(axis="y", labelsize=13)
-        axes.grid(axis="y", visible=False)
-        axes.invert_yaxis()
-        axes.margins(y=0.02)
-        axes.set_xlabel("modelled busy time a call (µs)")
-        return _save(figure, path, legend_columns=len(engines) + 1)
+        figure, grid = plt.subplots(rows, columns, squeeze=False, figsize=(SIZE[0], 0.9 + 2.4 * rows))
+        for axes, (name, times) in zip(grid.flat, busy.items()):
+            for engine, (colour, _, _, hatch) in zip(times, SERIES):
+                axes.barh(engine, times[engine], color=colour, edgecolor="white", hatch=hatch)
+            axes.axvline(limits[name], color="black", linewidth=3, label="HBM limit")
+            axes.set_title(name, fontsize=13)
+            axes.tick_params(labelsize=13)
+            axes.grid(axis="y", visible=False)
+            axes.invert_yaxis()
+            axes.set_xlim(left=0)
+            axes.set_xlabel("modelled busy time a call (µs)", fontsize=13)
+        for axes in grid.flat[len(busy) :]:
+            axes.remove()
+        return _save(figure, path, legend_columns=1)
 
 
 def schedule_picture(path: Path, spans: Sequence[tuple[str, str, float, float]]) -> Path:

@@ -24,7 +24,7 @@ from .table import Table
 from .window import baselines_table, presets_table, verdict, windows_table
 
 ENGINES = ("tensor", "vector", "scalar", "gpsimd", "hbm")
-PICTURED_KERNELS = 8
+PICTURED_KERNELS = 24
 
 STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #111; }
