@@ -12,6 +12,7 @@ import pytest
 from draft_verify.bench import __main__ as bench
 from draft_verify.bench import micro
 from draft_verify.bench.micro import MicroRow
+from draft_verify.bench.shapes import cases
 
 ROWS = [
     MicroRow("verify_attention", "BHDS", "B=1 T=8", 1, instructions=400, bound_us=13.0, makespan_us=40.0, hbm_bytes=10),
@@ -67,6 +68,23 @@ def test_the_command_measures_compares_and_writes(tmp_path, capsys):
     new.write_text(micro.to_json(faster))
     assert micro.main([*arguments, "--compare", str(new)]) == 1
     assert "+100.0%" in capsys.readouterr().out
+
+
+def test_where_there_is_a_device_its_time_stands_beside_the_modelled_one(monkeypatch):
+    case = next(case for case in cases(quick=True) if case.operation == "select_hidden")
+    monkeypatch.setattr(micro, "check", lambda case, device, lnc, repeat: ("agrees", 2e-4))
+    row = micro.run(case, 1, device=object())
+    assert (row.measured_us, row.against_reference) == (pytest.approx(200.0), "agrees")
+    assert row.gb_per_s == pytest.approx(case.must_move / 200e-6 / 1e9)
+    assert 0 < row.bound_us < row.makespan_us
+
+    def does_not_compile(case, device, lnc, repeat):
+        raise RuntimeError("no such instruction\nsecond line")
+
+    monkeypatch.setattr(micro, "check", does_not_compile)
+    row = micro.run(case, 1, device=object())
+    assert (row.measured_us, row.against_reference) == (None, "RuntimeError: no such instruction")
+    assert row.gb_per_s == pytest.approx(case.must_move / row.makespan_us / 1e3)
 
 
 def test_the_first_screen_of_help_says_which_command_answers_the_question(capsys):
