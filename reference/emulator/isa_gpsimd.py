@@ -132,7 +132,7 @@ def local_gather(dst, src_buffer, index, num_elem_per_idx=1, num_valid_indices=N
         starts = rows[core].ravel(order="F")[:num_valid_indices].astype(np.int64)
         offsets = (starts[:, None] + np.arange(num_elem_per_idx)).ravel()
         if offsets.max() >= source.shape[1]:
-            raise Refusal("local_gather: index outside the free dimension of src_buffer", index=int(offsets.max()),
+            raise Refusal("index outside the free dimension of src_buffer", index=int(offsets.max()),
                           elements=source.shape[1])  # fmt: skip
         gathered[core] = source[core][:, offsets]
     dst[...] = gathered.reshape(dst.shape)
@@ -154,7 +154,7 @@ def nc_n_gather(dst, data, indices, name=None):
     rows = data.shape[0]
     source, positions = data.reshape(rows, -1), indices.reshape(rows, -1)
     if positions.max() >= source.shape[1]:
-        raise Refusal("nc_n_gather: index outside the free dimension of data", index=int(positions.max()),
+        raise Refusal("index outside the free dimension of data", index=int(positions.max()),
                       elements=source.shape[1])  # fmt: skip
     dst[...] = np.take_along_axis(source, positions.astype(np.int64), axis=1).reshape(dst.shape)
 

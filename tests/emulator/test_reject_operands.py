@@ -551,6 +551,40 @@ def test_the_wrong_kernel_is_refused_and_its_twin_runs(name):
     emulator.simulate(launched(False), strict=True)(*[array.copy() for array in arrays])
 
 
+RUN_TIME = {
+    "10 nc_n_gather past its data": (
+        r"nc_n_gather: index outside the free dimension of data.*index=64, elements=64",
+        64,
+    ),
+    "10 local_gather past its source": (r"local_gather: index outside the free dimension of src_buffer.*index=70", 70),
+    "2 transpose by what is no identity": (r"nc_matmul: transpose mode multiplies by an identity", 2),
+}
+
+
+@pytest.mark.parametrize("name", RUN_TIME)
+def test_data_that_an_instruction_cannot_take_is_refused_when_it_runs(name):
+    rule, value = RUN_TIME[name]
+
+    def emit(dst, x, data):
+        if "n_gather" in name:
+            nisa.nc_n_gather(dst, x, nl.copy(data, nl.uint32))
+        elif "local_gather" in name:
+            nisa.local_gather(dst, x, nl.copy(data, nl.uint16), num_elem_per_idx=1, num_valid_indices=16)
+        else:
+            turned, back = psum((64, 16)), psum((16, 64))
+            nisa.nc_matmul(turned, x[:16], data, is_transpose=True, accumulate=False)
+            nisa.nc_transpose(back, nl.copy(turned))
+            nisa.tensor_copy(dst, back)
+
+    data = np.eye(16, dtype=np.float32) if "identity" in name else np.zeros((16, 1), np.float32)
+    out = ((16, 64), nl.float32) if "identity" in name else ((16, 16 if "local" in name else 1), nl.float32)
+    run(emit, X[:16], data, out=out)
+    data[3, 0] = value
+    with pytest.raises(emulator.Refusal, match=rule) as refused:
+        run(emit, X[:16], data, out=out)
+    assert re.search(re.escape(__file__) + r":\d+: ", str(refused.value)), "the message names the kernel's line"
+
+
 def test_row_12_flat_indices_beyond_two_to_the_24_are_wrong_in_float32_and_right_in_integers():
     """row * 151,936 + token, the index of a vocabulary row: tensor_scalar rounds it, GpSimd does not."""
     rows, tokens = np.full((4, 1), 127, np.int32), np.array([[1], [3], [5], [7]], np.int32)
