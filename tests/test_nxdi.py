@@ -400,3 +400,21 @@ def test_a_sampled_eagle_chain_is_verified_against_the_whole_law(nxdi):
     assert torch.equal(tokens, expected.tokens) and index[:, 0].tolist() == expected.num_accepted.tolist()
     outputs = model._tkg_postprocessor([torch.zeros((2, 4)), tokens], torch.zeros((2, 16)), positions)
     assert outputs[3][:, 0].tolist() == (positions[:, 0] + expected.num_accepted + 1).tolist()
+
+
+# --- tracing ---
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_step_is_one_graph_without_a_look_at_a_value(nxdi, do_sample):
+    target, draft = tables(5, 0.5)
+    config = standins.fused_config(target, draft, batch=2, speculation_length=3, do_sample=do_sample)
+    model = nxdi.apply(standins.NeuronFusedSpecModel)(config)
+    params = torch.tensor([[3.0, 0.9, 0.7, 11.0], [0.0, 1.0, 0.0, 12.0]])
+    inputs = [torch.tensor([[1], [2]], dtype=torch.int32), torch.zeros((2, 16), dtype=torch.int32)]
+    inputs += [torch.tensor([[5], [9]], dtype=torch.int32), torch.arange(2), params]
+    expected = model(*inputs)
+    torch._dynamo.reset()
+    result = torch.compile(model, fullgraph=True, backend="eager")(*inputs)
+    for ours, theirs in zip(result, expected, strict=True):
+        assert torch.equal(ours, theirs)

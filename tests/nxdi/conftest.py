@@ -6,8 +6,16 @@ import os
 import pytest
 
 
+def pytest_configure(config):
+    """Called only where this folder was asked for by name."""
+    if not os.environ.get("NXDI"):
+        raise pytest.UsageError(
+            "NXDI is not set: name a folder with checkouts of neuronx-distributed-inference and neuronx-distributed"
+        )
+
+
 def pytest_ignore_collect(collection_path):
-    """Without checkouts there is nothing to import."""
+    """In a run of all tests without checkouts there is nothing to import."""
     if not os.environ.get("NXDI") and collection_path.name.startswith("test_"):
         return True
     return None
