@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import linecache
 import os
+import re
 import sys
 import traceback
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+
+# `name = ...`, where the kernel allocates or up to three helpers further out.
+_ASSIGNMENT = re.compile(r"\s*(\w+) = ")
+_MAX_CALLERS = 4
 
 tracers: list = []
 
@@ -37,6 +43,21 @@ def kernel_line() -> str:
     while frame is not None and frame.f_code.co_filename.startswith(HERE):
         frame = frame.f_back
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
+
+
+def assigned_name() -> str | None:
+    """The variable that the kernel's running line assigns to, or the line that called it: a name for messages only."""
+    frame = sys._getframe(1)
+    for _ in range(_MAX_CALLERS):
+        while frame is not None and frame.f_code.co_filename.startswith(HERE):
+            frame = frame.f_back
+        if frame is None:
+            return None
+        found = _ASSIGNMENT.match(linecache.getline(frame.f_code.co_filename, frame.f_lineno))
+        if found:
+            return found[1]
+        frame = frame.f_back
+    return None
 
 
 def raising_kernel_line(error: BaseException) -> str:

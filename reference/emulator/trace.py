@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 from . import dtypes
-from .context import kernel_line, raising_kernel_line, tracers
+from .context import assigned_name, kernel_line, raising_kernel_line, tracers
 from .enums import MemoryRegion
 from .instruction import Call, NkiInstruction, Refusal, operand_rules
 from .program import Block, Program
@@ -119,8 +119,9 @@ class Tracer:
             raise Refusal("more partitions than there are", partitions=shape[0], limit=PARTITIONS, shape=shape)
         if address is not None and not on_chip:
             raise Refusal("address places on-chip tensors only", buffer=buffer.value)
+        name = name or f"{assigned_name() or 't'}.{len(self.program.storages)}"
         storage = Storage(
-            shape, dtype, buffer.value, name or f"t{len(self.program.storages)}", address=address, core=self.core,
+            shape, dtype, buffer.value, name, address=address, core=self.core,
             source=kernel_line(), loop=self.loops[-1] if self.loops else None, constant=constant,
         )  # fmt: skip
         if not on_chip and storage.nbytes >= MAX_HBM_BYTES:

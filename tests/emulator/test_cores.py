@@ -131,7 +131,7 @@ def lone_barrier(x, wrong):
     return scratch
 
 
-@row("20 both cores write the same bytes", "writes the same bytes of t1 too: harmless only where")
+@row("20 both cores write the same bytes", "writes the same bytes of out.1 too: harmless only where")
 def both_write(x, wrong):
     core = nl.program_id(0)
     out = shared((128, 32))
@@ -140,7 +140,7 @@ def both_write(x, wrong):
     return out
 
 
-@row("20 interleaved halves are disjoint, overlapping columns are not", "core 1 writes the same bytes of t1 too")
+@row("20 interleaved halves are disjoint, overlapping columns are not", "core 1 writes the same bytes of out.1 too")
 def interleaved(x, wrong):
     core = nl.program_id(0)
     out = shared((128, 64))

@@ -234,7 +234,7 @@ def test_the_listing_names_instructions_operands_engines_and_source_lines():
     assert program.counts() == {"dma": 2, "sync": 1, "vector": 1}
     assert "for r1 in 0..r0 step 1" in text
     assert "[4,2]@2:8*4x1*2" in text and "op0=multiply" in text
-    assert "dst=result[4,8]" in text and "# test_program.py:" in text
+    assert "dst=result[4,8]" in text and "dst=tile." in text and "# test_program.py:" in text
 
 
 def test_notes_are_errors_under_strict():
