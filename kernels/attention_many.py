@@ -59,7 +59,7 @@ def attend_listed(shape, chunk, groups, operands, laps, chosen, dense):
             stationaries.append(new_stationary(shape, groups[g][t]))
 
     def next_pass(item):
-        current, stored, starts = listed_pass(work, item)
+        current, stored = listed_pass(work, item)
         mine = own_constants(shape, groups, operands, constants, current)
         places = places_of(shape, chunk, operands, constants.runs, current)
         index = 0
@@ -78,7 +78,7 @@ def attend_listed(shape, chunk, groups, operands, laps, chosen, dense):
                 own = mine.rows[g][t]
                 state = states[index]
                 queries = stationaries[index]
-                restart(state, own.fresh, starts)
+                restart(state, own.fresh, current.starts)
                 seen = ()
                 window_values = None
                 if len(window) > 0 and rows.streams > 1:

@@ -475,6 +475,15 @@ def weigh_window(rows, weights, values, weighted, accumulate):
 
 
 def restart(state, fresh, starts):
-    """Starts over where `starts` [128, 1] uint32 is set: by a select, as another sequence's state may hold NaN."""
-    count, width = state.all.shape
-    nisa.tensor_copy_predicated(dst=state.all, src=fresh.all, predicate=starts[0:count].broadcast(1, width))
+    """Starts over where `starts` [128, 1] fp32 is 1, not 0; bit by bit, since another sequence's state may hold NaN."""
+    count = state.total.shape[0]
+    width = state.values.shape[1]
+    keep = tile((count, 1), nl.int32)
+    begins = tile((count, 1), nl.uint8)
+    nisa.tensor_scalar(dst=keep, data=starts[0:count], op0=nl.add, operand0=-1.0, engine=nisa.engine.scalar)
+    nisa.tensor_copy(dst=begins, src=starts[0:count], engine=nisa.engine.gpsimd)
+    values = state.values.view(nl.int32)
+    nisa.tensor_scalar(dst=values, data=values, op0=nl.bitwise_and, operand0=keep)
+    nisa.tensor_copy_predicated(
+        dst=state.all[:, width : width + 2], src=fresh.all[:, width : width + 2], predicate=begins.broadcast(1, 2)
+    )

@@ -130,13 +130,18 @@ def on_every_partition(lengths):
     nisa.memset(dst=first, value=0.0)
     for i in range(count):
         nisa.dma_copy(dst=first[0:1, i, :], src=lengths[i].reshape((1, batch)))
-    nisa.nc_stream_shuffle(dst=everywhere[0:QUADRANT], src=first, shuffle_mask=[0] * QUADRANT)
-    nisa.tensor_copy(dst=everywhere[QUADRANT : 2 * QUADRANT], src=everywhere[0:QUADRANT])
-    nisa.tensor_copy(dst=everywhere[2 * QUADRANT : PARTITIONS], src=everywhere[0 : 2 * QUADRANT])
+    spread(everywhere, first, nisa.engine.vector)
     tiles = []
     for i in range(count):
         tiles.append(everywhere[:, i, :])
     return tiles
+
+
+def spread(everywhere, first, engine):
+    """everywhere [128, ...] = the first partition of `first` [32, ...], bit by bit."""
+    nisa.nc_stream_shuffle(dst=everywhere[0:QUADRANT], src=first, shuffle_mask=[0] * QUADRANT)
+    nisa.tensor_copy(dst=everywhere[QUADRANT : 2 * QUADRANT], src=everywhere[0:QUADRANT], engine=engine)
+    nisa.tensor_copy(dst=everywhere[2 * QUADRANT : PARTITIONS], src=everywhere[0 : 2 * QUADRANT], engine=engine)
 
 
 def laps(shape, cached, rows, position, oldest):
@@ -476,20 +481,21 @@ def write_offset(dst, sequence, stride, offset):
 
 
 def listed_pass(work, item):
-    """The pass in row `item`, a register, of the table; the same for its stores; and STARTS as uint32, for a select.
+    """The pass in row `item`, a register, of the table; and the same for its stores.
 
-    Stores come late and have an index of their own, so that the next row can be loaded before.
+    Those come late and have an index of their own, so that the next row can be loaded before.
     """
-    entry = tile((PARTITIONS, COLUMNS), nl.int32)
+    entry = tile((QUADRANT, COLUMNS), nl.int32)
     values = tile((PARTITIONS, COLUMNS))
     sequence = tile((1, 1), nl.int32)
-    starts = tile((PARTITIONS, 1), nl.uint32)
+    as_float = tile((QUADRANT, COLUMNS))
+    nisa.memset(dst=entry, value=0)
     nisa.dma_copy(
-        dst=entry, src=work.table.ap(pattern=[[0, PARTITIONS], [1, COLUMNS]], scalar_offset=item, indirect_dim=0)
+        dst=entry[0:1], src=work.table.ap(pattern=[[COLUMNS, 1], [1, COLUMNS]], scalar_offset=item, indirect_dim=0)
     )
-    nisa.tensor_copy(dst=values, src=entry)
+    nisa.tensor_copy(dst=as_float, src=entry)
+    spread(values, as_float, nisa.engine.gpsimd)
     nisa.tensor_copy(dst=sequence, src=entry[0:1, SEQUENCE : SEQUENCE + 1], engine=nisa.engine.gpsimd)
-    nisa.tensor_copy(dst=starts, src=entry[:, STARTS : STARTS + 1], engine=nisa.engine.gpsimd)
     passes = []
     for index in (entry[0:1, SEQUENCE : SEQUENCE + 1], sequence):
         passes.append(
@@ -506,4 +512,4 @@ def listed_pass(work, item):
                 block=values[:, BLOCK : BLOCK + 1],
             )
         )
-    return passes[0], passes[1], starts
+    return passes[0], passes[1]
