@@ -1,4 +1,4 @@
-"""Which rows of a window move, where they stand in HBM, and the moving: what the rollback kernels share.
+"""Which rows of a window move, and where they stand in HBM: the index arithmetic of the rollback kernels.
 
 Sequences are on partitions: one pass over [B, T] tiles serves every head and layer. Indices are int32 and computed by
 `tensor_tensor` on GpSimd, exact to 2^31; only values below 2^24 (lengths, rows, blocks) pass through fp32.
@@ -11,7 +11,6 @@ import nki.isa as nisa
 import nki.language as nl
 
 MAX_POSITION = 1 << 24  # fp32 holds every smaller integer
-NUM_BUFFERS = 8  # rows in flight from HBM to HBM: enough to hide a DMA's ~2 us, a few KiB a partition
 
 
 def load_lengths(lengths):
@@ -350,34 +349,3 @@ def on_partitions(index, tile, columns=1):
     indices = nl.ndarray((rows, columns), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=indices, src=index[sequence : sequence + sequences, group : group + groups, :])
     return indices
-
-
-def staging(num_moves, shape, dtype):
-    """Buffers of zeros for rows on their way: what is not gathered stays zero."""
-    buffers = []
-    for _ in range(min(NUM_BUFFERS, num_moves)):
-        buffer = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-        nisa.memset(dst=buffer, value=0.0, engine=nisa.engine.vector)
-        buffers.append(buffer)
-    return buffers
-
-
-def gather(buffer, rows, index):
-    """buffer [count, row_heads, D] = the rows at `index` [count, 1]; unchanged where that is out of range."""
-    nisa.dma_copy(dst=buffer, src=at_rows(rows, index, buffer.shape), oob_mode=nisa.oob_mode.skip)
-
-
-def scatter(rows, index, buffer):
-    """The rows at `index` [count, 1] = buffer [count, row_heads, D]; an index out of range writes nothing."""
-    nisa.dma_copy(dst=at_rows(rows, index, buffer.shape), src=buffer, oob_mode=nisa.oob_mode.skip)
-
-
-def at_rows(rows, index, shape):
-    """`rows`, as cache_rows and window_rows describe them, seen through an index a partition."""
-    tensor, head_stride, element_stride = rows
-    count, row_heads, head_dim = shape
-    return tensor.ap(
-        pattern=[[tensor.shape[1], count], [head_stride, row_heads], [element_stride, head_dim]],
-        vector_offset=index,
-        indirect_dim=0,
-    )

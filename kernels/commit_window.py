@@ -1,17 +1,12 @@
 """commit_window: the accepted rows of a window, and only those, into every kind of cache."""
 
 import nki
-import nki.isa as nisa
-import nki.language as nl
 import nki.typing as nt
 
 from .cache_rows import (
     add_lengths,
-    cache_columns,
-    cache_row_indices,
-    cache_rows,
+    constant,
     flag_path,
-    gather,
     in_order,
     kept_rows,
     last_rows,
@@ -20,18 +15,10 @@ from .cache_rows import (
     locate,
     my_moves,
     num_slots,
-    on_partitions,
-    row_groups,
     row_numbers,
-    row_tiles,
-    scatter,
-    staging,
-    window_row_indices,
-    window_rows,
 )
-from .window_runs import kept_runs, runs_pay, slots_of
-
-FLOAT8_MAX = 240.0
+from .row_moves import move_window_rows
+from .window_runs import run_unit, runs_of, runs_pay, slots_of
 
 
 @nki.jit
@@ -92,7 +79,6 @@ def commit(moves, lengths, cache_layout, chain, ring):
     window, cache, _, _ = moves[0]
     seq_lens, num_accepted, path, block_table = lengths
     batch, heads, rows, head_dim = window.shape
-    groups = row_groups(heads, cache_layout)
     slots = num_slots(cache, cache_layout, block_table)
 
     seq_len = load_lengths(seq_lens)
@@ -105,63 +91,9 @@ def commit(moves, lengths, cache_layout, chain, ring):
     move = kept_rows(accepted, outside)
     if ring:
         move = last_rows(move, accepted, slots)
-    # One row a descriptor, or runs of rows: a column of the index tiles for each size.
     sizes = [1]
     if chain and runs_pay(batch, heads, head_dim, rows, slots, cache_layout, ring):
-        unit = cache.shape[2] if cache_layout == "NHPD" else slots if ring else 0
-        row, move, sizes = kept_runs(move, seq_len, min(rows, slots), unit)
+        unit = run_unit(cache, cache_layout, slots, ring)
+        row, move, sizes = runs_of(move, constant((batch, 1), 0), seq_len, min(rows, slots), unit)
         slot = slots_of(row, slot)
-    sources = window_row_indices(row, move, heads, groups, rows)
-    targets = cache_row_indices(slot, move, cache, cache_layout, heads)
-
-    columns = len(sizes)
-    spread = row.shape[1] // columns
-    turn = 0
-    buffers = staging(columns * len(moves), (nl.tile_size.pmax, heads // groups, sizes[0] * head_dim), window.dtype)
-    for tile in row_tiles(batch, groups, spread):
-        source = on_partitions(sources, tile, columns)
-        target = on_partitions(targets, tile, columns)
-        for column in range(columns):
-            elements = sizes[column] * head_dim
-            for window, cache, scales, layer in moves:
-                buffer = buffers[turn % len(buffers)][0 : source.shape[0], :, 0:elements]
-                turn += 1
-                gather(buffer, window_rows(window), source[:, column : column + 1])
-                if cache.dtype != window.dtype:
-                    buffer = to_float8(buffer, scales, layer, tile, groups, spread)
-                if cache_layout == "BHDS":
-                    scatter(cache_columns(cache), target[:, column : column + 1], to_columns(buffer, sizes[column]))
-                else:
-                    scatter(cache_rows(cache, cache_layout, head_dim), target[:, column : column + 1], buffer)
-
-
-def to_columns(buffer, size):
-    """Runs [count, 1, size * D] of rows as [count, D, size]: element by element along the slots."""
-    count, _, elements = buffer.shape
-    head_dim = elements // size
-    if size == 1:
-        return buffer.reshape((count, head_dim, 1))
-    columns = nl.ndarray((count, head_dim, size), dtype=buffer.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=columns, src=buffer.reshape((count, size, head_dim)).permute((0, 2, 1)))
-    return columns
-
-
-def to_float8(buffer, scales, layer, tile, groups, rows):
-    """Rows [count, heads, elements] over their head's scale, saturated at 240, as fp8."""
-    count, row_heads, elements = buffer.shape
-    _, sequences, group, tile_groups = tile
-    heads = scales.shape[1]
-    inverse = nl.ndarray((count, row_heads), dtype=nl.float32, buffer=nl.sbuf)
-    pattern = [[0, count], [1, heads]] if groups == 1 else [[0, sequences], [1, tile_groups], [0, rows]]
-    nisa.dma_copy(dst=inverse, src=scales.ap(pattern=pattern, offset=layer * heads + group))
-    nisa.reciprocal(dst=inverse, data=inverse)
-
-    # Scalar and Vector engine take one pass each.
-    scaled = nl.ndarray((count, row_heads, elements), dtype=nl.float32, buffer=nl.sbuf)
-    for head in range(row_heads):
-        nisa.activation(dst=scaled[:, head, :], op=nl.copy, data=buffer[:, head, :], scale=inverse[:, head : head + 1])
-    saturated = nl.ndarray((count, row_heads, elements), dtype=nl.float8_e4m3, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=saturated, data=scaled, op0=nl.minimum, operand0=FLOAT8_MAX, op1=nl.maximum, operand1=-FLOAT8_MAX
-    )
-    return saturated
+    move_window_rows(moves, row, slot, move, sizes, cache_layout)

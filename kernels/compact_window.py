@@ -10,7 +10,6 @@ from .cache_rows import (
     cache_row_indices,
     cache_rows,
     flag_path,
-    gather,
     in_order,
     kept_rows,
     layers_of,
@@ -22,9 +21,8 @@ from .cache_rows import (
     row_groups,
     row_numbers,
     row_tiles,
-    scatter,
-    staging,
 )
+from .row_moves import gather, scatter, staging
 
 
 @nki.jit

@@ -7,23 +7,17 @@ import nki.typing as nt
 
 from .cache_rows import (
     add_lengths,
-    cache_row_indices,
-    cache_rows,
-    gather,
+    constant,
     in_order,
     load_lengths,
     locate,
     my_moves,
     not_negative,
-    on_partitions,
-    row_groups,
+    num_slots,
     row_numbers,
-    row_tiles,
-    scatter,
-    staging,
-    window_row_indices,
-    window_rows,
 )
+from .row_moves import move_window_rows
+from .window_runs import run_unit, runs_of, runs_pay, slots_of
 
 
 @nki.jit
@@ -67,24 +61,18 @@ def restore(moves, seq_lens, num_accepted, block_table, cache_layout):
         return
     saved, cache, _, _ = moves[0]
     batch, heads, window, head_dim = saved.shape
-    groups = row_groups(heads, cache_layout)
-
-    rows = row_numbers(batch, window)
+    slots = num_slots(cache, cache_layout, block_table)
+    row = row_numbers(batch, window)
     seq_len = load_lengths(seq_lens)
-    slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, True)
-    rejected = rejected_rows(rows, seq_len, load_lengths(num_accepted), outside)
-    sources = window_row_indices(rows, rejected, heads, groups, window)
-    targets = cache_row_indices(slot, rejected, cache, cache_layout, heads)
-
-    for tile in row_tiles(batch, groups, window):
-        source = on_partitions(sources, tile)
-        target = on_partitions(targets, tile)
-        buffers = staging(len(moves), (source.shape[0], heads // groups, head_dim), cache.dtype)
-        for turn in range(len(moves)):
-            saved, cache, _, _ = moves[turn]
-            buffer = buffers[turn % len(buffers)]
-            gather(buffer, window_rows(saved), source)
-            scatter(cache_rows(cache, cache_layout, head_dim), target, buffer)
+    accepted = load_lengths(num_accepted)
+    slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, True)
+    move = rejected_rows(row, seq_len, accepted, outside)
+    sizes = [1]
+    if window > 1 and runs_pay(batch, heads, head_dim, window, slots, cache_layout, True):
+        begin = add_lengths(accepted, constant((batch, 1), 1))
+        row, move, sizes = runs_of(move, begin, seq_len, window - 1, run_unit(cache, cache_layout, slots, True))
+        slot = slots_of(row, slot)
+    move_window_rows(moves, row, slot, move, sizes, cache_layout)
 
 
 def rejected_rows(rows, seq_len, num_accepted, outside):

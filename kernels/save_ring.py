@@ -8,7 +8,6 @@ from .cache_rows import (
     add_lengths,
     cache_row_indices,
     cache_rows,
-    gather,
     in_order,
     layers_of,
     load_lengths,
@@ -19,8 +18,8 @@ from .cache_rows import (
     row_groups,
     row_numbers,
     row_tiles,
-    staging,
 )
+from .row_moves import gather, staging
 
 
 @nki.jit

@@ -1,9 +1,9 @@
-"""The kept rows of a chain as runs of 1, 2, 4, ... rows: descriptors as long as the outcome allows."""
+"""Neighbouring rows of a window as runs of 1, 2, 4, ... rows: descriptors as long as the outcome allows."""
 
 import nki.isa as nisa
 import nki.language as nl
 
-from .cache_rows import divide
+from .cache_rows import add_lengths, divide
 
 MAX_POWER = 7  # a window has at most 128 rows
 MAX_ELEMENTS = 4096  # of a whole window of a head: 16 KiB in fp32, so that all buffers fit into a partition
@@ -20,8 +20,15 @@ def runs_pay(batch, heads, head_dim, window, slots, cache_layout, ring):
     return batch * heads * window > nl.tile_size.pmax and window * head_dim <= MAX_ELEMENTS
 
 
-def kept_runs(kept, seq_len, most, unit):
-    """Cuts rows 0 .. m - 1 of each sequence, m the sum of its flags in `kept`, into runs.
+def run_unit(cache, cache_layout, slots, ring):
+    """Slots after which rows are no longer neighbours, a block's or a ring's; 0 for never."""
+    if cache_layout == "NHPD":
+        return cache.shape[2]
+    return slots if ring else 0
+
+
+def runs_of(kept, begin, seq_len, most, unit):
+    """Cuts the rows flagged in `kept`, of each sequence the neighbours begin .. begin + m - 1, into runs.
 
     A segment, the rows up to the end of a block or ring, is cut into the powers of two that its length is in binary,
     the largest first: every row moves once, sizes are known when the kernel is traced, and which of them a sequence
@@ -29,12 +36,13 @@ def kept_runs(kept, seq_len, most, unit):
 
     Args:
         kept: [B, T] fp32 flags.
+        begin: [B, 1] int32, the first flagged row.
         seq_len: [B, 1] int32, the position of row 0.
-        most: the most rows that can be kept.
-        unit: slots after which rows are no longer neighbours; 0 for never.
+        most: the most rows that can be flagged.
+        unit: see run_unit.
 
     Returns:
-        first: [B, Q] int32, the first row of each run; the first of all is row 0.
+        first: [B, Q] int32, the first row of each run.
         move: [B, Q] fp32, 1 where the sequence has that run.
         sizes: rows of each of the Q runs.
     """
@@ -50,7 +58,7 @@ def kept_runs(kept, seq_len, most, unit):
     left = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=left, src=total)
     if unit > 0:
-        _, offset = divide(seq_len, unit)
+        _, offset = divide(add_lengths(begin, seq_len), unit)
 
     run = 0
     for segment in range(len(segments)):
@@ -67,6 +75,7 @@ def kept_runs(kept, seq_len, most, unit):
         end = nl.ndarray((batch, 1), dtype=nl.int32, buffer=nl.sbuf)
         bits = nl.ndarray((batch, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.tensor_tensor(dst=end, data1=total, data2=left, op=nl.subtract)
+        nisa.tensor_tensor(dst=end, data1=end, data2=begin, op=nl.add)
         nisa.tensor_copy(dst=bits, src=length)
 
         for size in segments[segment]:
@@ -82,7 +91,9 @@ def kept_runs(kept, seq_len, most, unit):
 def slots_of(first, slot):
     """What `slot` [B, T] int32 says of the rows `first` [B, Q]; a run that does not move may start past the window."""
     inside = nl.ndarray(first.shape, dtype=nl.uint32, buffer=nl.sbuf)
-    nisa.tensor_scalar(dst=inside, data=first, op0=nl.minimum, operand0=float(slot.shape[1] - 1))
+    nisa.tensor_scalar(
+        dst=inside, data=first, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=float(slot.shape[1] - 1)
+    )
     slots = nl.ndarray(first.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.nc_n_gather(dst=slots, data=slot, indices=inside)
     return slots

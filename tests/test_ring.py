@@ -15,6 +15,15 @@ from tests.cache_cases import BACKEND, cases, make_case, same_bytes
 
 @given(case=cases(ring=True), lnc=st.sampled_from([1, 2]))
 def test_the_kernels_save_and_restore_every_byte_as_the_references_do(case, lnc):
+    save_and_restore(case, lnc)
+
+
+@given(case=cases(ring=True, tree=False, sizes=((4, 8, 8), (16, 3, 5), (8, 8, 3))), lnc=st.sampled_from([1, 2]))
+def test_many_rows_are_restored_in_runs_that_end_where_the_ring_does(case, lnc):
+    save_and_restore(case, lnc)
+
+
+def save_and_restore(case, lnc):
     place = {"block_table": case.block_table, "cache_layout": case.cache_layout}
     num_rows = min(case.keys[0].shape[2], case.num_slots)
     num_accepted = np.minimum(case.num_accepted, num_rows - 1)
