@@ -3,6 +3,7 @@
 from draft_verify.acceptance_stats import AcceptanceStats
 from draft_verify.blocks import blocks_needed, blocks_to_free, draft_cache_lens
 from draft_verify.check_pair import check_pair
+from draft_verify.combine_shards import combine_shards, shard_draws, shard_statistics
 from draft_verify.commit_window import commit_window
 from draft_verify.compact_window import compact_window
 from draft_verify.greedy_acceptance import greedy_acceptance
@@ -32,6 +33,7 @@ __all__ = [
     "blocks_needed",
     "blocks_to_free",
     "check_pair",
+    "combine_shards",
     "commit_window",
     "compact_window",
     "draft_cache_lens",
@@ -45,6 +47,8 @@ __all__ = [
     "save_ring",
     "select_hidden",
     "select_state",
+    "shard_draws",
+    "shard_statistics",
     "shift_conv_window",
     "state_slots",
     "token_logprobs",

@@ -593,3 +593,67 @@ def mask_logits(logits: Any, allowed_mask: Any, vocab_size: int | None) -> int:
     expect(1 <= vocab_size <= width, "vocab_size", vocab_size, f"1 to V = {width}")
     array("allowed_mask", allowed_mask, (batch, rows, -(-width // 32)), ("int32",))
     return vocab_size
+
+
+def shard(
+    draft_tokens: Any,
+    target_logits: Any,
+    uniforms_: Any,
+    shard: int,
+    num_shards: int,
+    vocab_size: int,
+    draft_logits: Any,
+    draft_probs: Any,
+    draft_lens: Any,
+    temperature: Any,
+) -> tuple[int, int]:
+    """One rank's part of a vocabulary. Returns batch and rows of a window."""
+    batch, rows, width = acceptance(draft_tokens, target_logits, draft_lens, None)
+    expect(num_shards in (1, 2, 4, 8, 16, 32, 64, 128), "num_shards", num_shards, "a power of two up to 128")
+    expect(0 <= shard < num_shards, "shard", shard, f"a rank, 0 to {num_shards - 1}")
+    expect(1 <= vocab_size <= width * num_shards, "vocab_size", vocab_size, f"1 to n * V / n = {width * num_shards}")
+    expect(vocab_size <= MAX_VOCAB, "vocab_size", vocab_size, f"at most {MAX_VOCAB}")
+    uniforms(uniforms_, batch, rows + 1)
+    expect(draft_logits is None or draft_probs is None, "draft_probs", "draft_logits as well", "one draft law")
+    for argument, law in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
+        if law is not None:
+            array(argument, law, (batch, rows - 1, width), FLOATS)
+    sampling(batch, temperature, None, None, None)
+    return batch, rows
+
+
+def shard_statistics(statistics: Any, batch: int, rows: int) -> int:
+    """Returns the number of ranks."""
+    array("statistics", statistics, ("n", batch, rows, "5 * 128 / n + 2"), ("float32",))
+    num_shards, *_, columns = statistics.shape
+    expect(
+        columns == 5 * (128 // num_shards) + 2,
+        "statistics",
+        f"{columns} columns of {num_shards} ranks",
+        "5 * 128 / n + 2",
+    )
+    return num_shards
+
+
+def combine_shards(
+    statistics: Any,
+    draws: Any,
+    draft_tokens: Any,
+    uniforms_: Any,
+    vocab_size: int,
+    draft: str,
+    draft_lens: Any,
+    temperature: Any,
+) -> tuple[int, int]:
+    array("draft_tokens", draft_tokens, ("B", "K"), ("int32",))
+    batch, rows = draft_tokens.shape[0], draft_tokens.shape[1] + 1
+    num_shards = shard_statistics(statistics, batch, rows)
+    array("draws", draws, (num_shards, batch, 6, 128 // num_shards), ("float32",))
+    uniforms(uniforms_, batch, rows + 1)
+    expect(1 <= vocab_size <= MAX_VOCAB, "vocab_size", vocab_size, f"1 to {MAX_VOCAB}")
+    expect(draft in DRAFT_KINDS, "draft", repr(draft), " or ".join(map(repr, DRAFT_KINDS)))
+    if draft_lens is not None:
+        array("draft_lens", draft_lens, (batch,), ("int32",))
+        in_range("draft_lens", draft_lens, -1, rows - 1, f"-1 (an empty slot) to K = {rows - 1}")
+    sampling(batch, temperature, None, None, None)
+    return batch, rows

@@ -43,6 +43,9 @@ _TYPES = {
     "vocab_size": "int?",
     "vocab_start": "int?",
     "K": "int",
+    "shard": "int",
+    "num_shards": "int",
+    "draft": "str",
     "num_rows": "int",
 }
 # What an in-place operation writes, and what may be a tuple with one entry a layer.
@@ -193,6 +196,19 @@ def _masked_outputs(logits: torch.Tensor, vocab_size: int | None, **_: Any) -> l
     return [logits.new_empty((*logits.shape[:-1], logits.shape[-1] if vocab_size is None else vocab_size))]
 
 
+def _shard_statistics(target_logits: torch.Tensor, num_shards: int, **_: Any) -> list[torch.Tensor]:
+    return [target_logits.new_empty((*target_logits.shape[:2], 5 * (128 // num_shards) + 2), dtype=torch.float32)]
+
+
+def _shard_draws(statistics: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+    num_shards, batch = statistics.shape[:2]
+    return [statistics.new_empty((batch, 6, 128 // num_shards))]
+
+
+def _combined_outputs(statistics: torch.Tensor, draft_tokens: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+    return _acceptance_outputs(draft_tokens, statistics[0])
+
+
 def _sampled_outputs(logits: torch.Tensor, return_law: bool, **_: Any) -> list[torch.Tensor]:
     batch = (logits.shape[0],)
     tokens, probs = logits.new_empty(batch, dtype=torch.int32), logits.new_empty(batch, dtype=torch.float32)
@@ -233,7 +249,10 @@ def _saved_outputs(
 _OUTPUTS = {
     "greedy_acceptance": _acceptance_outputs,
     "rejection_sampling": _acceptance_outputs,
+    "combine_shards": _combined_outputs,
     "sample_tokens": _sampled_outputs,
+    "shard_draws": _shard_draws,
+    "shard_statistics": _shard_statistics,
     "token_logprobs": _logprob_outputs,
     "tree_acceptance": _acceptance_outputs,
     "typical_acceptance": _acceptance_outputs,

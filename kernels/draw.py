@@ -90,7 +90,7 @@ def inverse_cdf(masses, uniform):
     nisa.tensor_tensor_scan(dst=masses, data0=masses, data1=masses, initial=0.0, op0=nl.add, op1=nl.maximum)
     total = masses[:, columns - 1 : columns]
     nisa.tensor_tensor(dst=target, data1=total, data2=uniform, op=nl.multiply)
-    # u * total may round up to the total itself, which no cumulative mass exceeds.
+    # A uniform of 1 (only a device lets one through) must not run past the last id.
     nisa.scalar_tensor_tensor(
         dst=target, data=total, op0=nl.multiply, operand0=BELOW_ONE, op1=nl.minimum, operand1=target
     )

@@ -3,7 +3,7 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import load_sequences, over_rows, to_columns, to_rows, usable
+from .chain import at_row, load_sequences, over_rows, select, to_columns, to_rows, usable
 from .statistics import combine_lanes, entry_at, first_of_largest, kept_mass, lane_statistics
 from .truncation import PARAMETERS, row_parameters
 from .vocabulary import floats, spread, tensor_scalar, tensor_tensor, transpose
@@ -39,47 +39,88 @@ def row_facts(
         limits: PARAMETERS tiles [128, n] of `truncation.row_parameters`, or an empty list where nothing is cut.
         ratios: whether RATIO is wanted.
     """
+    columns = row_columns(tokens, has_draft, first, uniforms, scale)
+    target, draft = row_lanes(
+        columns, tokens, first, target_logits, draft_law, draft_kind, vocab_size, limits, partition_ids
+    )
+    return facts_of(tokens, has_draft, columns, target, draft, draft_kind, len(limits) > 0, ratios)
+
+
+def row_columns(tokens, has_draft, first, uniforms, scale):
+    """[n, 4]: 1 / T, the uniform of the test, the token (0 without one) and the row of the draft law, of every row."""
     _, count, rows = tokens.shape
     drafts = rows - 1
-    num_rows = count * rows
-    facts = floats((1, ROW_FACTS, count, rows))
-    nisa.tensor_copy(dst=facts[:, HAS_DRAFT], src=has_draft)
-    nisa.tensor_copy(dst=facts[:, TOKEN], src=tokens)
-
-    # What each row's partition needs: scale, uniform of the test, token (0 without one), its row in the draft law.
     per_row = floats((1, 4, count, rows))
     nisa.tensor_copy(dst=per_row[:, 0], src=over_rows(scale, rows))
     tests = floats((1, count, rows))
     nisa.dma_copy(dst=tests, src=uniforms.expand_dim(0)[:, first : first + count, 0:rows])
     nisa.tensor_copy(dst=per_row[:, 1], src=tests)
-    nisa.tensor_tensor(dst=per_row[:, 2], data1=facts[:, TOKEN], data2=facts[:, HAS_DRAFT], op=nl.multiply)
+    nisa.tensor_tensor(dst=per_row[:, 2], data1=tokens, data2=has_draft, op=nl.multiply)
     nisa.iota(dst=per_row[:, 3], pattern=[[drafts, count], [1, rows]], offset=first * drafts, channel_multiplier=0)
     nisa.memset(dst=per_row[:, 3, :, drafts:rows], value=0.0)
-    columns = to_columns(per_row.reshape((1, 4, num_rows)))
-    row_scale = columns[:, 0:1]
-    scales = spread(row_scale)
+    return to_columns(per_row.reshape((1, 4, count * rows)))
 
-    cut = len(limits) > 0
-    target_maxima, target_totals, candidates, threshold = lane_statistics(
-        target_logits, first, count, rows, rows, "logits", True, scales, limits, vocab_size, partition_ids
+
+def row_lanes(
+    columns, tokens, first, target_logits, draft_law, draft_kind, vocab_size, limits, partition_ids, shard=()
+):
+    """One read of all rows: (maxima, totals, candidates, threshold, entry at the token) of the target and the draft.
+
+    [n, 128] but threshold and entry, [n, 1]; the draft's is empty for one-hot drafts. Of a shard, only its lanes say
+    anything, and entries of tokens outside are 0.
+    """
+    _, count, rows = tokens.shape
+    scales = spread(columns[:, 0:1])
+    maxima, totals, candidates, threshold = lane_statistics(
+        target_logits, first, count, rows, rows, "logits", True, scales, limits, vocab_size, partition_ids, shard
     )
-    peak, total = combine_lanes(target_maxima, target_totals, row_scale, cut)
-    best = first_of_largest(target_maxima, candidates, peak)
-    token, draft_row = columns[:, 2:3], columns[:, 3:4]
-    grid_row = floats((num_rows, 1))
+    grid_row = floats((count * rows, 1))
     nisa.iota(dst=grid_row, pattern=[[0, 1]], offset=first * rows, channel_multiplier=1)
-    mass = kept_mass(entry_at(target_logits, grid_row, token), peak, row_scale, threshold)
+    token = columns[:, 2:3]
+    entry = entry_in(target_logits, grid_row, token, shard)
+    target = (maxima, totals, candidates, threshold, entry)
+    if draft_kind == "one_hot":
+        return target, ()
+    maxima, totals, candidates, threshold = lane_statistics(
+        draft_law, first, count, rows - 1, rows, draft_kind, False, scales, limits, vocab_size, partition_ids, shard
+    )
+    entry = entry_in(draft_law, columns[:, 3:4], token, shard)
+    return target, (maxima, totals, candidates, threshold, entry)
+
+
+def entry_in(law, law_row, token, shard):
+    """As `entry_at`, of a law that may hold a shard: 0 for tokens outside it."""
+    if len(shard) == 0:
+        return entry_at(law, law_row, token)
+    _, columns, first_id = shard
+    local = tensor_scalar(token, nl.subtract, float(first_id))
+    inside = tensor_scalar(local, nl.greater_equal, 0.0)
+    below = tensor_scalar(local, nl.less, float(columns))
+    nisa.tensor_tensor(dst=inside, data1=inside, data2=below, op=nl.multiply)
+    nisa.tensor_tensor(dst=local, data1=local, data2=inside, op=nl.multiply)
+    return select(inside, entry_at(law, law_row, local), 0.0)
+
+
+def facts_of(tokens, has_draft, columns, target, draft, draft_kind, cut, ratios):
+    """[1, ROW_FACTS, B, T] fp32 from `row_columns` and `row_lanes`."""
+    _, count, rows = tokens.shape
+    num_rows = count * rows
+    facts = floats((1, ROW_FACTS, count, rows))
+    nisa.tensor_copy(dst=facts[:, HAS_DRAFT], src=has_draft)
+    nisa.tensor_copy(dst=facts[:, TOKEN], src=tokens)
+    row_scale = columns[:, 0:1]
+    maxima, totals, candidates, threshold, entry = target
+    peak, total = combine_lanes(maxima, totals, row_scale, cut)
+    best = first_of_largest(maxima, candidates, peak)
+    mass = kept_mass(entry, peak, row_scale, threshold)
 
     found = floats((num_rows, HAS_DRAFT))
     if draft_kind == "one_hot":
         nisa.memset(dst=found, value=1.0)
         draft_mass, draft_total = found[:, DRAFT_OK : DRAFT_OK + 1], found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1]
     else:
-        draft_maxima, draft_totals, _, draft_threshold = lane_statistics(
-            draft_law, first, count, drafts, rows, draft_kind, False, scales, limits, vocab_size, partition_ids
-        )
-        draft_peak, draft_total = combine_lanes(draft_maxima, draft_totals, row_scale, cut)
-        draft_mass = entry_at(draft_law, draft_row, token)
+        maxima, totals, _, draft_threshold, draft_mass = draft
+        draft_peak, draft_total = combine_lanes(maxima, totals, row_scale, cut)
         if draft_kind == "logits":
             draft_mass = kept_mass(draft_mass, draft_peak, row_scale, draft_threshold)
             nisa.tensor_scalar(dst=found[:, DRAFT_OK : DRAFT_OK + 1], data=draft_total, op0=nl.greater, operand0=0.0)
@@ -131,6 +172,27 @@ def accepted_rows(facts, greedy):
     nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, TARGET_OK], op=nl.multiply)
     nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, HAS_DRAFT], op=nl.multiply)
     return accept
+
+
+def last_row(facts, accepted, row_number, greedy, active):
+    """What the row after the last accepted draft says.
+
+    Returns:
+        last [1, ROW_FACTS, B]: its facts. And [1, B] flags: has_law, of active sequences whose target row there has
+        one; sampled; residual, where the law to draw from is target less draft; invalid.
+    """
+    _, _, _, rows = facts.shape
+    last = at_row(facts, tensor_tensor(row_number, over_rows(accepted, rows), nl.equal))
+    sampled = tensor_scalar(greedy, nl.multiply, -1.0, nl.add, 1.0)
+    sampled_draft = tensor_tensor(last[:, HAS_DRAFT], sampled, nl.multiply)
+    nisa.tensor_tensor(dst=sampled_draft, data1=sampled_draft, data2=last[:, TARGET_OK], op=nl.multiply)
+    residual = tensor_tensor(sampled_draft, last[:, DRAFT_OK], nl.multiply)
+    # 1 - target_ok + sampled_draft * (1 - draft_ok)
+    invalid = tensor_tensor(sampled_draft, residual, nl.subtract)
+    nisa.tensor_tensor(dst=invalid, data1=invalid, data2=last[:, TARGET_OK], op=nl.subtract)
+    nisa.tensor_scalar(dst=invalid, data=invalid, op0=nl.add, operand0=1.0)
+    has_law = tensor_tensor(active, last[:, TARGET_OK], nl.multiply)
+    return last, has_law, sampled, residual, invalid
 
 
 def load_parameters(draft_lens, temperature, top_k, top_p, min_p, first, count, rows, cut, vocab_size):

@@ -28,7 +28,9 @@ from .vocabulary import (
 )
 
 
-def lane_statistics(law, first, count, law_rows, rows, kind, search, scales, limits, vocab_size, partition_ids):
+def lane_statistics(
+    law, first, count, law_rows, rows, kind, search, scales, limits, vocab_size, partition_ids, shard=()
+):
     """Reads rows of `law` [B, law_rows, V] once.
 
     Args:
@@ -58,7 +60,7 @@ def lane_statistics(law, first, count, law_rows, rows, kind, search, scales, lim
         for start, stop in row_tiles(law_rows, law, cut, vocab_size):
             low, high = sequence * rows + start, sequence * rows + stop
             fill = 0.0 if kind == "probs" else FILL
-            tile = load_rows(law, (first + sequence) * law_rows + start, stop - start, vocab_size, fill)
+            tile = load_rows(law, (first + sequence) * law_rows + start, stop - start, vocab_size, fill, shard)
             if kind == "probs":
                 lane_sums(tile, totals[:, low:high])
             else:
@@ -297,15 +299,15 @@ def first_of_largest(maxima, candidates, peak):
     return best
 
 
-def best_finite(logits, index, maxima, candidates, vocab_size, partition_ids):
+def best_finite(logits, index, maxima, candidates, vocab_size, partition_ids, shard=()):
     """As `lane_best` for the row that `index` [1, 1] int32 names, NaN and infinities left out.
 
     Args:
         maxima, candidates: [128, 1] fp32, written; maximum LOWEST_PEAK where a lane has no finite entry.
     """
     width = searched_width(vocab_size)
-    row = allocate_rows(1, width, logits.dtype, vocab_size, FILL)
-    load_row_at(row[:, 0], logits, index, vocab_size)
+    row = allocate_rows(1, width, logits.dtype, vocab_size, FILL, shard)
+    load_row_at(row[:, 0], logits, index, vocab_size, shard)
     is_finite = nl.ndarray(row.shape, dtype=nl.uint16, buffer=nl.sbuf)
     finite = nl.ndarray(row.shape, dtype=row.dtype, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_finite, data=row, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)

@@ -33,31 +33,42 @@ def searched_width(vocab_size):
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 
-def allocate_rows(num_rows, width, dtype, vocab_size, fill):
+def held(vocab_size, shard):
+    """(first lane, columns) that an array holds: those of a `shard` (first lane, columns, first id), or all."""
+    return (shard[0], shard[1]) if len(shard) > 0 else (0, vocab_size)
+
+
+def allocate_rows(num_rows, width, dtype, vocab_size, fill, shard=()):
     """Tile [128, num_rows, width]; lanes that no id fills hold `fill`."""
     size = group_size(vocab_size)
+    _, columns = held(vocab_size, shard)
     tile = nl.ndarray((NUM_GROUPS, num_rows, width), dtype=dtype, buffer=nl.sbuf)
-    if vocab_size < NUM_GROUPS * size:
+    if columns < NUM_GROUPS * size:
         nisa.memset(dst=tile, value=fill)
     elif width > size:
         nisa.memset(dst=tile[:, :, size:width], value=fill)
     return tile
 
 
-def load_rows(rows, first, num_rows, vocab_size, fill):
-    """Rows first.. of the last-but-one dimensions of `rows` [..., V], columns below vocab_size only."""
+def load_rows(rows, first, num_rows, vocab_size, fill, shard=()):
+    """Rows first.. of the last-but-one dimensions of `rows` [..., V], columns below vocab_size only.
+
+    Where `rows` hold a shard of the vocabulary, they fill its lanes.
+    """
     size = group_size(vocab_size)
-    full = vocab_size // size
-    rest = vocab_size - full * size
+    lane, columns = held(vocab_size, shard)
+    full = columns // size
+    rest = columns - full * size
     row_stride = rows.shape[len(rows.shape) - 1]
-    tile = allocate_rows(num_rows, searched_width(vocab_size), rows.dtype, vocab_size, fill)
-    nisa.dma_copy(
-        dst=tile[0:full, :, 0:size],
-        src=rows.ap(pattern=[[size, full], [row_stride, num_rows], [1, size]], offset=first * row_stride),
-    )
+    tile = allocate_rows(num_rows, searched_width(vocab_size), rows.dtype, vocab_size, fill, shard)
+    if full > 0:
+        nisa.dma_copy(
+            dst=tile[lane : lane + full, :, 0:size],
+            src=rows.ap(pattern=[[size, full], [row_stride, num_rows], [1, size]], offset=first * row_stride),
+        )
     if rest > 0:
         nisa.dma_copy(
-            dst=tile[full : full + 1, :, 0:rest],
+            dst=tile[lane + full : lane + full + 1, :, 0:rest],
             src=rows.ap(
                 pattern=[[size, 1], [row_stride, num_rows], [1, rest]], offset=first * row_stride + full * size
             ),
@@ -65,24 +76,26 @@ def load_rows(rows, first, num_rows, vocab_size, fill):
     return tile
 
 
-def load_row_at(tile, rows, index, vocab_size):
+def load_row_at(tile, rows, index, vocab_size, shard=()):
     """Fills `tile` [128, width] with the row of `rows` [..., V] that `index` [1, 1] int32 names at run time.
 
     An index out of range leaves the tile as it is.
     """
     size = group_size(vocab_size)
-    full = vocab_size // size
-    rest = vocab_size - full * size
+    lane, columns = held(vocab_size, shard)
+    full = columns // size
+    rest = columns - full * size
     row_stride = rows.shape[len(rows.shape) - 1]
     flat = rows.reshape((rows.size // row_stride, row_stride))
-    nisa.dma_copy(
-        dst=tile[0:full, 0:size],
-        src=flat.ap(pattern=[[size, full], [1, size]], offset=0, scalar_offset=index, indirect_dim=0),
-        oob_mode=nisa.oob_mode.skip,
-    )
+    if full > 0:
+        nisa.dma_copy(
+            dst=tile[lane : lane + full, 0:size],
+            src=flat.ap(pattern=[[size, full], [1, size]], offset=0, scalar_offset=index, indirect_dim=0),
+            oob_mode=nisa.oob_mode.skip,
+        )
     if rest > 0:
         nisa.dma_copy(
-            dst=tile[full : full + 1, 0:rest],
+            dst=tile[lane + full : lane + full + 1, 0:rest],
             src=flat.ap(pattern=[[size, 1], [1, rest]], offset=full * size, scalar_offset=index, indirect_dim=0),
             oob_mode=nisa.oob_mode.skip,
         )

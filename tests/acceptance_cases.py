@@ -252,6 +252,7 @@ def assert_block_agrees(actual: Acceptance, case: dict[str, Any], tally: Tally) 
             excess = excess_of(pairs[accepted], weights[accepted])
             law = residual_law(law, pairs[accepted][1], weights[accepted])
             error = 2 * error / max(excess, error)
+        check_draw(expected.tokens[b, accepted], law, uniforms[b], 1e-9, Tally())
         check_draw(actual.tokens[b, accepted], law, uniforms[b], error, tally)
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import draft_verify
+from draft_verify import backends
 from draft_verify.reference import tolerances
 from tests.acceptance_cases import (
     LARGEST_UNIFORM,
@@ -190,6 +191,52 @@ def test_inputs_are_not_modified(backend):
     draft_verify.rejection_sampling(**case, backend=backend)
     for name, value in case.items():
         np.testing.assert_array_equal(value, copies[name])
+
+
+def on_device(case):
+    """The kernel without the binding's checks of values, which a device's tensors do not get."""
+    return backends.launch(
+        "rejection_sampling",
+        case["draft_tokens"],
+        case["target_logits"],
+        case["uniforms"],
+        case["draft_probs"],
+        case["draft_lens"],
+        case["temperature"],
+        None,
+        None,
+        None,
+        "probs",
+        "token",
+        False,
+        case["vocab_size"],
+        backend="emulator",
+        lnc=1,
+    )
+
+
+@pytest.mark.parametrize(
+    ("argument", "value"),
+    [("draft_lens", 3), ("draft_lens", -2), ("draft_lens", 2**30), ("temperature", -1), ("temperature", np.nan)],
+)
+def test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot(argument, value):
+    case = chain_case(np.random.default_rng(5), 3, 2, 129, np.float32, "probs")
+    before = on_device(case)
+    case[argument][1] = value
+    tokens, num_accepted, path, invalid = on_device(case)
+    assert num_accepted[1] == -1 and (tokens[1] == -1).all() and (path[1] == -1).all() and invalid[1] == 1
+    for b in (0, 2):
+        for mine, theirs in zip((tokens, num_accepted, path, invalid), before):
+            np.testing.assert_array_equal(mine[b], theirs[b])
+
+
+def test_on_the_device_a_uniform_of_1_stays_inside_the_vocabulary():
+    case = chain_case(np.random.default_rng(6), 3, 2, 129, np.float32, "probs", temperatures=(1.0,))
+    case["draft_lens"][:] = 2
+    case["target_logits"] = np.zeros((3, 3, 129), np.float32)
+    case["uniforms"][:] = 1
+    tokens, num_accepted, _, _ = on_device(case)
+    assert (tokens[np.arange(3), num_accepted] < 129).all()
 
 
 BAD = {

@@ -104,6 +104,21 @@ SAMPLES = {
             {"draft_probs": laws(B, T - 1, V), "temperature": np.array([0, 2], np.float32), "draft_lens": ints(-1, 3)},
         ),
     ],
+    "shard_statistics": [
+        ((DRAFTS, LOGITS, uniforms(T + 1)), {"shard": 1, "num_shards": 2, "vocab_size": 2 * V, "temperature": 0.5})
+    ],
+    "shard_draws": [
+        (
+            (np.ones((2, B, T, 322), np.float32), DRAFTS, LOGITS, uniforms(T + 1)),
+            {"shard": 0, "vocab_size": 2 * V, "draft_probs": laws(B, T - 1, V)},
+        )
+    ],
+    "combine_shards": [
+        (
+            (np.ones((2, B, T, 322), np.float32), np.ones((2, B, 6, 64), np.float32), DRAFTS, uniforms(T + 1)),
+            {"vocab_size": 2 * V, "draft_lens": ints(-1, 2)},
+        )
+    ],
     "mask_logits": [((LOGITS, ints(*[[[-2]] * T] * B)), {"vocab_size": V - 1})],
     "token_logprobs": [((LOGITS, ints([1, 4, -1, -1], [7, -1, -1, -1]), ints([0, 1, -1, -1], [0, -1, -1, -1])), {})],
     "tree_acceptance": [

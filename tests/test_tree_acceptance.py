@@ -47,6 +47,19 @@ def test_few_walks_lie_within_rounding(rule):
     assert tally.decisions > 100 and tally.undecided <= 1 + tolerances.MAX_UNDECIDED_SHARE * tally.decisions
 
 
+@pytest.mark.parametrize("rule", ["target_only", "without_replacement", "independent"])
+def test_five_siblings_of_a_few_tokens_are_tried_in_turn(rule):
+    """Few tokens, so that what an earlier sibling takes out of the laws decides about the next."""
+    shares = Tally()
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        case = tree_case(rng, 16, 6, 8, np.float32, rule, spread=1.0, depth=1)
+        case["uniforms"][:, :-2] = rng.uniform(0.3, 0.95, (16, 5)).astype(np.float32)
+        actual = draft_verify.tree_acceptance(**case, backend="emulator")
+        assert_agrees_unless_rounding_decides(draft_verify.tree_acceptance, actual, case, shares)
+    assert shares.undecided <= 1
+
+
 @pytest.mark.parametrize("rule", ["target_only", "without_replacement"])
 def test_kernel_cuts_rows_by_top_k_and_top_p(rule):
     for seed in range(3):

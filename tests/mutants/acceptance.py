@@ -18,7 +18,7 @@ TYPICAL = "tests/test_typical_acceptance.py"
 SAMPLE = "tests/test_sample_tokens.py"
 
 FACTS = "kernels/row_facts.py"
-CHAIN = "kernels/rejection_sampling.py"
+LAST_ROW = "kernels/last_row.py"
 CHAIN_REFERENCE = "reference/rejection_sampling.py"
 TREE_KERNEL = "kernels/tree_acceptance.py"
 
@@ -39,7 +39,7 @@ MUTANTS = [
     ),
     Mutant(
         "the residual leaves the draft law out (kernel)",
-        CHAIN,
+        LAST_ROW,
         "dst=mass, data=law, op0=nl.multiply, operand0=ratio, op1=nl.add, operand1=target_mass",
         "dst=mass, data=law, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=target_mass",
         (KERNEL,),
@@ -53,7 +53,7 @@ MUTANTS = [
     ),
     Mutant(
         "a residual of nothing is drawn from all the same (kernel)",
-        CHAIN,
+        LAST_ROW,
         "use_residual = tensor_scalar(total, nl.greater, 0.0, nl.multiply, transpose(residual))",
         "use_residual = tensor_scalar(total, nl.greater_equal, 0.0, nl.multiply, transpose(residual))",
         (f"{TRAPS}::test_equal_laws_fall_back_to_the_target_where_rounding_rejects",),
@@ -80,11 +80,11 @@ MUTANTS = [
         (EXTREMES, KERNEL, f"{TRAPS}::test_a_last_tile_without_mass_is_never_drawn_from"),
     ),
     Mutant(
-        "a uniform that rounds to the whole total runs past the last token (kernel)",
+        "a uniform of 1 runs past the last token (kernel)",
         "kernels/draw.py",
         "BELOW_ONE = 1.0 - 2.0**-23",
         "BELOW_ONE = 1.0",
-        (EXTREMES, TRAPS),
+        ("tests/test_rejection_sampling.py::test_on_the_device_a_uniform_of_1_stays_inside_the_vocabulary",),
     ),
     Mutant(
         "accepted flags are counted past the first rejection (kernel)",
@@ -109,7 +109,7 @@ MUTANTS = [
     ),
     Mutant(
         "a spoiled sequence's masses reach its neighbours (kernel)",
-        CHAIN,
+        LAST_ROW,
         "target_row = to_int(select(has_law, row_index(accepted, first * rows, rows), float(batch * rows)))",
         "target_row = to_int(row_index(accepted, first * rows, rows))",
         (COMPANY, KERNEL),
@@ -182,7 +182,7 @@ MUTANTS = [
         TREE_KERNEL,
         '    if rule == "without_replacement":\n        draft_masses',
         '    if rule == "with_replacement":\n        draft_masses',
-        (TREE,),
+        ("tests/test_tree_acceptance.py::test_five_siblings_of_a_few_tokens_are_tried_in_turn",),
     ),
     Mutant(
         "a rejected sibling leaves the target's law as it was (kernel)",

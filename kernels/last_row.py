@@ -1,0 +1,162 @@
+"""The law of the row after the last accepted draft, as masses on the chip."""
+
+import nki.isa as nisa
+import nki.language as nl
+
+from .chain import row_index, select, to_int
+from .row_facts import (
+    DRAFT_PEAK,
+    DRAFT_THRESHOLD,
+    DRAFT_TOTAL,
+    TARGET_PEAK,
+    TARGET_THRESHOLD,
+    TARGET_TOTAL,
+    TOKEN,
+)
+from .truncation import clear_below
+from .vocabulary import (
+    FILL,
+    NUM_GROUPS,
+    floats,
+    group_size,
+    load_row_at,
+    spread,
+    tensor_scalar,
+    tensor_tensor,
+    transpose,
+)
+
+LANE_VALUES = 6  # what the lanes need of each sequence for its last token
+
+
+def last_masses(
+    first,
+    count,
+    accepted,
+    last,
+    has_law,
+    residual,
+    scale,
+    target_logits,
+    draft_law,
+    draft_kind,
+    cut,
+    vocab_size,
+    partition_ids,
+    shard=(),
+):
+    """Masses of the row after the accepted drafts: target less draft, and the target's own, of all ids.
+
+    Returns:
+        residual_masses, target_masses [128, B, size], and their sums over the lanes [128, 2, B].
+
+    Args:
+        accepted, scale: [1, B].
+        last: [1, ROW_FACTS, B], the facts of row `accepted`.
+        has_law: [1, B] flags; the others' masses are made up, but finite, since sequences meet in one product.
+        residual: [1, B] flags of the sequences whose law is target less draft.
+    """
+    batch, rows, _ = target_logits.shape
+    drafts = rows - 1
+    size = group_size(vocab_size)
+
+    # What the lanes need of each sequence; without a residual nothing of the draft's, which may be NaN.
+    lane_values = floats((1, LANE_VALUES, count))
+    bias = tensor_tensor(last[:, TARGET_PEAK], scale, nl.multiply)
+    nisa.tensor_copy(dst=lane_values[:, 0], src=select(has_law, scale, 0.0))
+    nisa.tensor_copy(dst=lane_values[:, 1], src=select(has_law, bias, 0.0))
+    if draft_kind == "one_hot":
+        # The draft's id, -1 where nothing is to be left out.
+        nisa.tensor_copy(dst=lane_values[:, 2], src=select(residual, last[:, TOKEN], -1.0))
+        nisa.memset(dst=lane_values[:, 3], value=0.0)
+    else:
+        bias = tensor_tensor(last[:, DRAFT_PEAK], scale, nl.multiply)
+        ratio = floats((1, count))
+        nisa.reciprocal(dst=ratio, data=last[:, DRAFT_TOTAL])
+        nisa.tensor_tensor(dst=ratio, data1=ratio, data2=last[:, TARGET_TOTAL], op=nl.multiply)
+        nisa.tensor_copy(dst=lane_values[:, 2], src=select(residual, bias, 0.0))
+        nisa.tensor_copy(dst=lane_values[:, 3], src=select(residual, ratio, 0.0))
+    nisa.tensor_scalar(dst=lane_values[:, 1], data=lane_values[:, 1], op0=nl.multiply, operand0=-1.0)
+    if draft_kind != "one_hot":
+        nisa.tensor_scalar(dst=lane_values[:, 2:4], data=lane_values[:, 2:4], op0=nl.multiply, operand0=-1.0)
+    nisa.tensor_copy(dst=lane_values[:, 4], src=select(has_law, last[:, TARGET_THRESHOLD], FILL))
+    nisa.tensor_copy(dst=lane_values[:, 5], src=select(residual, last[:, DRAFT_THRESHOLD], FILL))
+    on_lanes = spread(transpose(lane_values.reshape((1, LANE_VALUES * count))))
+
+    # Past the end where there is nothing to read: the DMA then leaves the tile alone.
+    target_row = to_int(select(has_law, row_index(accepted, first * rows, rows), float(batch * rows)))
+    if draft_kind != "one_hot":
+        draft_row = to_int(select(residual, row_index(accepted, first * drafts, drafts), float(batch * drafts)))
+    else:
+        ids = floats((NUM_GROUPS, size))
+        nisa.iota(dst=ids, pattern=[[1, size]], offset=0, channel_multiplier=0)
+        nisa.tensor_scalar(dst=ids, data=ids, op0=nl.add, operand0=partition_ids)
+
+    target_masses = floats((NUM_GROUPS, count, size))
+    residual_masses = floats((NUM_GROUPS, count, size))
+    lanes = floats((NUM_GROUPS, 2, count))
+    for sequence in range(count):
+        column = slice(sequence, sequence + 1)
+        values = []
+        for kind in range(LANE_VALUES):
+            values.append(on_lanes[:, kind * count + sequence : kind * count + sequence + 1])
+        lane_scale, target_bias, draft_value, ratio, target_threshold, draft_threshold = values
+
+        logits = nl.ndarray((NUM_GROUPS, size), dtype=target_logits.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=logits, value=FILL)
+        load_row_at(logits, target_logits, target_row[:, column], vocab_size, shard)
+        target_mass = target_masses[:, sequence]
+        nisa.activation(
+            dst=target_mass,
+            op=nl.exp,
+            data=logits,
+            bias=target_bias,
+            scale=lane_scale,
+            reduce_op=nl.add,
+            reduce_res=lanes[:, 1, column],
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+        if cut:
+            clear_below(logits.expand_dim(1), target_mass.expand_dim(1), target_threshold)
+            nisa.tensor_reduce(dst=lanes[:, 1, column], op=nl.add, data=target_mass, axis=1)
+
+        mass = residual_masses[:, sequence]
+        if draft_kind == "one_hot":
+            nisa.scalar_tensor_tensor(
+                dst=mass, data=ids, op0=nl.not_equal, operand0=draft_value, op1=nl.multiply, operand1=target_mass
+            )
+        else:
+            law = nl.ndarray((NUM_GROUPS, size), dtype=draft_law.dtype, buffer=nl.sbuf)
+            nisa.memset(dst=law, value=FILL if draft_kind == "logits" else 0.0)
+            load_row_at(law, draft_law, draft_row[:, column], vocab_size, shard)
+            if draft_kind == "logits":
+                nisa.activation(dst=mass, op=nl.exp, data=law, bias=draft_value, scale=lane_scale)
+                if cut:
+                    clear_below(law.expand_dim(1), mass.expand_dim(1), draft_threshold)
+                law = mass
+            nisa.scalar_tensor_tensor(
+                dst=mass, data=law, op0=nl.multiply, operand0=ratio, op1=nl.add, operand1=target_mass
+            )
+        nisa.tensor_scalar_reduce(
+            dst=mass,
+            data=mass,
+            op0=nl.maximum,
+            operand0=0.0,
+            reduce_op=nl.add,
+            reduce_res=lanes[:, 0, column],
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+    return residual_masses, target_masses, lanes
+
+
+def choose_law(residual_groups, residual):
+    """[B, 1] flags (use_residual, use_target): the residual where `residual` [1, B] is set and it is not all zero.
+
+    It is all zero only by rounding: then the target's own law. `residual_groups` are [B, 128] sums.
+    """
+    total = floats((residual_groups.shape[0], 1))
+    nisa.tensor_reduce(dst=total, op=nl.add, data=residual_groups, axis=1)
+    use_residual = tensor_scalar(total, nl.greater, 0.0, nl.multiply, transpose(residual))
+    return use_residual, tensor_scalar(use_residual, nl.multiply, -1.0, nl.add, 1.0)

@@ -1,0 +1,103 @@
+"""shard_draws: the masses of one rank's lanes in the row after the accepted drafts, and the id each lane would give."""
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+
+from .chain import row_index, sequence_chunks, to_int
+from .draw import inverse_cdf, load_uniforms
+from .last_row import last_masses
+from .shards import (
+    DRAWS,
+    FINITE_ID,
+    FINITE_MAXIMUM,
+    RESIDUAL_ID,
+    RESIDUAL_SUM,
+    TARGET_ID,
+    TARGET_SUM,
+    decide,
+    shard_first_ids,
+    shard_geometry,
+)
+from .statistics import best_finite
+from .vocabulary import NUM_GROUPS, floats, group_size, spread, transpose
+
+MASS_BYTES = 98304  # of a partition, for the masses of a chunk's last rows
+
+
+@nki.jit
+def shard_draws(
+    statistics,
+    draft_tokens,
+    target_logits,
+    uniforms,
+    draft_law,
+    draft_lens,
+    temperature,
+    draft_kind,
+    shard,
+    vocab_size,
+):
+    """Decides as every rank does, and draws inside each of this rank's lanes with the second uniform.
+
+    Args:
+        statistics: [n, B, T, 5 * 128 / n + 2] fp32, of all ranks.
+        The others as `shard_statistics`.
+
+    Returns:
+        [B, DRAWS, 128 / n] fp32.
+    """
+    batch, rows, width = target_logits.shape
+    num_shards = statistics.shape[0]
+    own, vocabulary = shard_geometry(width, shard, num_shards, vocab_size)
+    lanes = NUM_GROUPS // num_shards
+    draws = nl.ndarray((batch, DRAWS, lanes), dtype=nl.float32, buffer=nl.shared_hbm)
+    for first, count, repeated in sequence_chunks(batch, rows, 8 * group_size(vocabulary), MASS_BYTES):
+        partition_ids = shard_first_ids(width, num_shards)
+        _, _, accepted, _, _, _, scale, decided = decide(
+            statistics, draft_tokens, uniforms, draft_lens, temperature, first, count, rows, draft_kind, vocab_size
+        )
+        last, has_law, _, residual, _ = decided
+        residual_masses, target_masses, sums = last_masses(
+            first,
+            count,
+            accepted,
+            last,
+            has_law,
+            residual,
+            scale,
+            target_logits,
+            draft_law,
+            draft_kind,
+            False,
+            vocabulary,
+            partition_ids,
+            own,
+        )
+        found = floats((NUM_GROUPS, DRAWS, count))
+        nisa.tensor_copy(dst=found[:, RESIDUAL_SUM], src=sums[:, 0])
+        nisa.tensor_copy(dst=found[:, TARGET_SUM], src=sums[:, 1])
+        within = spread(load_uniforms(uniforms, first, count)[:, 1:2])
+        index = to_int(row_index(accepted, first * rows, rows))
+        for sequence in range(count):
+            column = slice(sequence, sequence + 1)
+            for masses, place in ((residual_masses, RESIDUAL_ID), (target_masses, TARGET_ID)):
+                drawn = inverse_cdf(masses[:, sequence], within[:, column])
+                nisa.tensor_tensor(dst=found[:, place, column], data1=drawn, data2=partition_ids, op=nl.add)
+            best_finite(
+                target_logits,
+                index[:, column],
+                found[:, FINITE_MAXIMUM, column],
+                found[:, FINITE_ID, column],
+                vocabulary,
+                partition_ids,
+                own,
+            )
+        for place in range(DRAWS):
+            by_sequence = transpose(found[:, place])
+            if repeated < count:
+                nisa.dma_copy(
+                    dst=draws[first + repeated : first + count, place],
+                    src=by_sequence[repeated:count, own[0] : own[0] + lanes],
+                )
+    return draws

@@ -1,0 +1,75 @@
+"""Vocabulary-parallel acceptance: what ranks tell each other, and the decision that follows from it.
+
+A rank of n holds consecutive columns and G = 128 / n of the lanes, `size` ids each. Everything is exchanged by lane, so
+that the decision is the unsharded kernel's, bit for bit, where a shard is G whole groups of the vocabulary.
+"""
+
+import nki.isa as nisa
+import nki.language as nl
+
+from .chain import leading_count, load_tokens, proposed, row_numbers
+from .row_facts import accepted_rows, facts_of, last_row, load_parameters, row_columns
+from .vocabulary import FILL, NUM_GROUPS, floats, transpose
+
+# Statistics of a row: target maxima, totals and candidates and draft maxima and totals, G each; then the two entries at
+# the token. Draws of a sequence, G each: sums and drawn ids of the residual and of the target's law, and the best
+# finite entries.
+LANE_STATISTICS, ENTRIES = 5, 2
+RESIDUAL_SUM, TARGET_SUM, RESIDUAL_ID, TARGET_ID, FINITE_MAXIMUM, FINITE_ID, DRAWS = 0, 1, 2, 3, 4, 5, 6
+
+
+def shard_geometry(width, shard, num_shards, vocab_size):
+    """((first lane, columns, first id) of a rank, and the vocabulary its lanes would make up)."""
+    lanes = NUM_GROUPS // num_shards
+    size = (width + lanes - 1) // lanes
+    first_id = shard * width
+    return (shard * lanes, max(0, min(width, vocab_size - first_id)), first_id), NUM_GROUPS * size
+
+
+def shard_first_ids(width, num_shards):
+    """[128, 1] fp32: the first id of every lane of every rank."""
+    lanes = NUM_GROUPS // num_shards
+    size = (width + lanes - 1) // lanes
+    ids = floats((1, num_shards, lanes))
+    nisa.iota(dst=ids, pattern=[[width, num_shards], [size, lanes]], offset=0, channel_multiplier=0)
+    return transpose(ids.reshape((1, NUM_GROUPS)))
+
+
+def decide(statistics, draft_tokens, uniforms, draft_lens, temperature, first, count, rows, draft_kind, vocab_size):
+    """The chain's decision from all ranks' statistics [n, B, T, 5 G + 2]: the same on every rank.
+
+    Returns:
+        tokens, row_number [1, B, T]; accepted, good, active, greedy, scale [1, B]; and `last_row`'s results.
+    """
+    num_shards = statistics.shape[0]
+    lanes = NUM_GROUPS // num_shards
+    num_rows = count * rows
+    row_number = row_numbers(count, rows)
+    tokens = load_tokens(draft_tokens, first, count, rows)
+    lens, good, active, greedy, scale, _ = load_parameters(
+        draft_lens, temperature, None, None, None, first, count, rows, False, vocab_size
+    )
+    has_draft = proposed(tokens, lens, row_number, vocab_size)
+    columns = row_columns(tokens, has_draft, first, uniforms, scale)
+
+    whole = floats((num_rows, LANE_STATISTICS, NUM_GROUPS))
+    entries = floats((num_rows, ENTRIES))
+    nisa.memset(dst=entries, value=0.0)
+    for shard in range(num_shards):
+        of_shard = statistics[shard, first : first + count].reshape((num_rows, LANE_STATISTICS * lanes + ENTRIES))
+        part = floats((num_rows, LANE_STATISTICS * lanes + ENTRIES))
+        nisa.dma_copy(dst=part, src=of_shard)
+        nisa.tensor_copy(
+            dst=whole[:, :, shard * lanes : (shard + 1) * lanes],
+            src=part[:, 0 : LANE_STATISTICS * lanes].reshape((num_rows, LANE_STATISTICS, lanes)),
+        )
+        own = part[:, LANE_STATISTICS * lanes : LANE_STATISTICS * lanes + ENTRIES]
+        nisa.tensor_tensor(dst=entries, data1=entries, data2=own, op=nl.add)
+    threshold = floats((num_rows, 1))
+    nisa.memset(dst=threshold, value=FILL)
+    target = (whole[:, 0], whole[:, 1], whole[:, 2], threshold, entries[:, 0:1])
+    draft = (whole[:, 3], whole[:, 4], None, threshold, entries[:, 1:2])
+    facts = facts_of(tokens, has_draft, columns, target, draft, draft_kind, False, False)
+    accepted = leading_count(accepted_rows(facts, greedy), row_number)
+    last = last_row(facts, accepted, row_number, greedy, active)
+    return tokens, row_number, accepted, good, active, greedy, scale, last

@@ -1,0 +1,234 @@
+"""Vocabulary-parallel rejection sampling (the token rule): what ranks tell each other, and the decision from it.
+
+A rank of n holds `width` consecutive columns, cut into 128 / n groups of ceil(width * n / 128) ids. First every rank
+gives each group's statistics of every row; from all of them each rank knows the decision, and gives each group's mass
+and drawn id in the row after the accepted drafts; the first uniform then picks the group.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from draft_verify.reference.acceptance import Acceptance, empty_acceptance, write_chain
+from draft_verify.reference.sampling import NUM_GROUPS, best_token, inverse_cdf
+
+GROUP_STATISTICS = 5  # target maximum, total, first id of the maximum; draft maximum, total
+DRAWS = 6  # residual and target mass, residual and target id, largest finite entry and its id
+
+
+class Decision(NamedTuple):
+    """Of one sequence: drafts accepted; of the row after them, peaks and totals of exp((x - peak) / T)."""
+
+    accepted: int
+    target_peak: float
+    target_total: float
+    draft_peak: float
+    draft_total: float
+    residual: bool  # target less draft, or the target alone
+    greedy: bool
+    has_law: bool
+    best: int
+    invalid: bool
+
+
+def groups_of(row: np.ndarray, shard: int, num_shards: int, vocab_size: int) -> list[tuple[int, np.ndarray]]:
+    """(first id, entries) of each group of a rank's row; the last ones may be short or empty."""
+    width = len(row)
+    count = NUM_GROUPS // num_shards
+    size = -(-width // count)
+    live = row[: max(0, vocab_size - shard * width)]
+    return [(shard * width + i * size, live[i * size : (i + 1) * size]) for i in range(count)]
+
+
+def scale_of(temperature: np.ndarray | None, b: int) -> float:
+    """1 / T; greedy rows take their statistics at temperature 1."""
+    return 1.0 if temperature is None or temperature[b] == 0 else 1.0 / float(temperature[b])
+
+
+def shard_statistics(
+    draft_tokens: np.ndarray,
+    target_logits: np.ndarray,
+    uniforms: np.ndarray,
+    *,
+    shard: int,
+    num_shards: int,
+    vocab_size: int,
+    draft_logits: np.ndarray | None = None,
+    draft_probs: np.ndarray | None = None,
+    draft_lens: np.ndarray | None = None,
+    temperature: np.ndarray | None = None,
+) -> np.ndarray:
+    """See `draft_verify.shard_statistics`."""
+    batch, num_rows, width = target_logits.shape
+    count = NUM_GROUPS // num_shards
+    statistics = np.zeros((batch, num_rows, GROUP_STATISTICS * count + 2))
+    for b in range(batch):
+        scale = scale_of(temperature, b)
+        for row in range(num_rows):
+            out = statistics[b, row, : GROUP_STATISTICS * count].reshape(GROUP_STATISTICS, count)
+            target = np.asarray(target_logits[b, row], np.float64)
+            groups = groups_of(target, shard, num_shards, vocab_size)
+            out[:3] = np.transpose([exponentials(*group, scale) for group in groups])
+            if row == num_rows - 1:
+                continue
+            local = int(draft_tokens[b, row]) - shard * width
+            inside = 0 <= local < min(width, vocab_size - shard * width)
+            statistics[b, row, -2] = target[local] if inside else 0
+            if draft_logits is not None:
+                draft = np.asarray(draft_logits[b, row], np.float64)
+                groups = groups_of(draft, shard, num_shards, vocab_size)
+                out[3:] = np.transpose([exponentials(*group, scale)[:2] for group in groups])
+            elif draft_probs is not None:
+                draft = np.asarray(draft_probs[b, row], np.float64)
+                out[4] = [group.sum() for _, group in groups_of(draft, shard, num_shards, vocab_size)]
+            if inside and (draft_logits is not None or draft_probs is not None):
+                statistics[b, row, -1] = draft[local]
+    return statistics.astype(np.float32)
+
+
+def exponentials(first_id: int, entries: np.ndarray, scale: float) -> tuple[float, float, float]:
+    """Largest entry, sum of exp((x - largest) * scale), id of the first largest."""
+    finite = np.where(np.isfinite(entries), entries, -np.inf)
+    if len(entries) == 0 or (np.isneginf(finite).all() and not np.isnan(entries).any()):
+        return -np.inf, 0.0, float(first_id)
+    with np.errstate(invalid="ignore"):
+        return finite.max(), np.exp((entries - finite.max()) * scale).sum(), float(first_id + finite.argmax())
+
+
+def decide(
+    statistics: np.ndarray,
+    draft_tokens: np.ndarray,
+    uniforms: np.ndarray,
+    b: int,
+    num_drafts: int,
+    vocab_size: int,
+    temperature: np.ndarray | None,
+    draft: str,
+) -> Decision:
+    """Sequence b's decision from all ranks' statistics [n, B, T, ..]."""
+    scale = scale_of(temperature, b)
+    greedy = temperature is not None and temperature[b] == 0
+    row = 0
+    while True:
+        count = NUM_GROUPS // len(statistics)
+        groups = statistics[:, b, row, : GROUP_STATISTICS * count].reshape(len(statistics), GROUP_STATISTICS, count)
+        maxima, totals, ids, draft_maxima, draft_totals = np.moveaxis(groups, 1, 0).reshape(GROUP_STATISTICS, -1)
+        peak, total = combine(maxima, totals, scale)
+        has_law = bool(np.isfinite(total) and total > 0)
+        best = int(ids[maxima == peak].min()) if has_law else -1
+        draft_peak, draft_total = combine(draft_maxima, draft_totals, scale) if draft == "logits" else (0.0, 1.0)
+        draft_ok = draft == "one_hot" or bool(np.isfinite(draft_totals.sum() if draft == "probs" else draft_total))
+        draft_ok = draft_ok and (draft != "logits" or draft_total > 0)
+        token = int(draft_tokens[b, row]) if row < num_drafts else -1
+        has_draft = 0 <= token < vocab_size
+        accept = False
+        if has_law and has_draft and greedy:
+            accept = token == best
+        elif has_law and has_draft and draft_ok:
+            target_entry, draft_entry = statistics[:, b, row, -2:].sum(axis=0)
+            target_mass = np.exp((target_entry - peak) * scale) / total
+            draft_mass = {"one_hot": 1.0, "probs": draft_entry}.get(draft)
+            if draft == "logits":
+                draft_mass = np.exp((draft_entry - draft_peak) * scale) / draft_total
+            accept = uniforms[b, row] * draft_mass < target_mass
+        if not accept:
+            sampled_draft = has_law and has_draft and not greedy
+            residual = sampled_draft and draft_ok
+            invalid = not has_law or (sampled_draft and not draft_ok)
+            return Decision(row, peak, total, draft_peak, draft_total, residual, greedy, has_law, best, invalid)
+        row += 1
+
+
+def combine(maxima: np.ndarray, totals: np.ndarray, scale: float) -> tuple[float, float]:
+    """Peak and total of a row from those of its groups."""
+    peak = maxima.max()
+    if np.isneginf(peak):
+        return peak, float(totals.sum())
+    return peak, float((totals * np.exp((maxima - peak) * scale)).sum())
+
+
+def shard_draws(
+    statistics: np.ndarray,
+    draft_tokens: np.ndarray,
+    target_logits: np.ndarray,
+    uniforms: np.ndarray,
+    *,
+    shard: int,
+    vocab_size: int,
+    draft_logits: np.ndarray | None = None,
+    draft_probs: np.ndarray | None = None,
+    draft_lens: np.ndarray | None = None,
+    temperature: np.ndarray | None = None,
+) -> np.ndarray:
+    """See `draft_verify.shard_draws`."""
+    num_shards = len(statistics)
+    batch, num_rows, _ = target_logits.shape
+    draft = "logits" if draft_logits is not None else "probs" if draft_probs is not None else "one_hot"
+    draws = np.zeros((batch, DRAWS, NUM_GROUPS // num_shards))
+    for b in range(batch):
+        num_drafts = num_rows - 1 if draft_lens is None else int(draft_lens[b])
+        if num_drafts < 0:
+            continue
+        scale = scale_of(temperature, b)
+        decision = decide(statistics, draft_tokens, uniforms, b, num_drafts, vocab_size, temperature, draft)
+        row = np.asarray(target_logits[b, decision.accepted], np.float64)
+        for group, (first_id, entries) in enumerate(groups_of(row, shard, num_shards, vocab_size)):
+            finite = np.where(np.isfinite(entries), entries, -np.inf)
+            if not np.isneginf(finite).all():
+                draws[b, 4:, group] = finite.max(), first_id + best_token(entries)
+            else:
+                draws[b, 4, group] = -np.inf
+            if not decision.has_law or len(entries) == 0:
+                continue
+            target = np.exp((entries - decision.target_peak) * scale) / decision.target_total
+            residual = np.zeros(len(entries))
+            if decision.residual and draft == "one_hot":
+                ids = first_id + np.arange(len(entries))
+                residual = np.where(ids == draft_tokens[b, decision.accepted], 0, target)
+            elif decision.residual:
+                law = draft_logits if draft == "logits" else draft_probs
+                law = np.asarray(law[b, decision.accepted], np.float64)
+                _, masses = groups_of(law, shard, num_shards, vocab_size)[group]
+                if draft == "logits":
+                    masses = np.exp((masses - decision.draft_peak) * scale) / decision.draft_total
+                residual = np.maximum(target - masses, 0)
+            for law, masses in enumerate((residual, target)):
+                draws[b, law, group] = masses.sum()
+                draws[b, 2 + law, group] = first_id + (inverse_cdf(masses, uniforms[b, -1]) if masses.any() else 0)
+    return draws.astype(np.float32)
+
+
+def combine_shards(
+    statistics: np.ndarray,
+    draws: np.ndarray,
+    draft_tokens: np.ndarray,
+    uniforms: np.ndarray,
+    *,
+    vocab_size: int,
+    draft: str = "one_hot",
+    draft_lens: np.ndarray | None = None,
+    temperature: np.ndarray | None = None,
+) -> Acceptance:
+    """See `draft_verify.combine_shards`."""
+    _, batch, num_rows, _ = statistics.shape
+    result = empty_acceptance(batch, num_rows)
+    for b in range(batch):
+        num_drafts = num_rows - 1 if draft_lens is None else int(draft_lens[b])
+        if num_drafts < 0:
+            continue
+        decision = decide(statistics, draft_tokens, uniforms, b, num_drafts, vocab_size, temperature, draft)
+        by_group = np.moveaxis(draws[:, b], 1, 0).reshape(DRAWS, -1)
+        residual, target, residual_ids, target_ids, finite, finite_ids = by_group
+        if not decision.has_law:
+            last = 0 if np.isneginf(finite.max()) else int(finite_ids[finite == finite.max()].min())
+        elif decision.greedy:
+            last = decision.best
+        else:
+            use_residual = decision.residual and residual.sum() > 0
+            masses, ids = (residual, residual_ids) if use_residual else (target, target_ids)
+            last = int(ids[inverse_cdf(masses, uniforms[b, -2])])
+        result.invalid[b] = decision.invalid
+        write_chain(result, b, draft_tokens[b, : decision.accepted], last)
+    return result
