@@ -364,6 +364,7 @@ def rejection_sampling(
     min_p: Any,
     rule: str,
     vocab_size: int | None,
+    draft_to_target: Any = None,
 ) -> tuple[int, int, int]:
     expect(rule in CHAIN_RULES, "rule", repr(rule), " or ".join(map(repr, CHAIN_RULES)))
     batch, rows, vocab_size = acceptance(draft_tokens, target_logits, draft_lens, vocab_size)
@@ -371,9 +372,24 @@ def rejection_sampling(
     expect(draft_logits is None or draft_probs is None, "draft_probs", "draft_logits as well", "one draft law")
     for argument, law in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
         if law is not None:
-            array(argument, law, (batch, rows - 1, target_logits.shape[2]), FLOATS)
+            array(argument, law, (batch, rows - 1, draft_width(draft_to_target, target_logits, vocab_size)), FLOATS)
+    draft_law_needed(draft_to_target, draft_logits, draft_probs)
     sampling(batch, temperature, top_k, top_p, min_p)
     return batch, rows, vocab_size
+
+
+def draft_width(draft_to_target: Any, target_logits: Any, vocab_size: int) -> int:
+    """Columns of a draft law: the target's, or those of the draft's own vocabulary."""
+    if draft_to_target is None:
+        return target_logits.shape[2]
+    array("draft_to_target", draft_to_target, ("Vd",), ("int32",))
+    in_range("draft_to_target", draft_to_target, 0, vocab_size - 1, f"target ids, 0 to {vocab_size - 1}")
+    return draft_to_target.shape[0]
+
+
+def draft_law_needed(draft_to_target: Any, draft_logits: Any, draft_probs: Any) -> None:
+    given = draft_logits is not None or draft_probs is not None
+    expect(given or draft_to_target is None, "draft_to_target", "no draft law", "draft_logits or draft_probs with it")
 
 
 def uniforms_for(seeds: Any, positions: Any, K: int, purpose: str, purposes: tuple[str, ...]) -> None:
@@ -514,6 +530,7 @@ def tree_acceptance(
     top_p: Any,
     min_p: Any,
     vocab_size: int | None,
+    draft_to_target: Any = None,
 ) -> tuple[int, int, int]:
     expect(rule in TREE_RULES, "rule", repr(rule), " or ".join(map(repr, TREE_RULES)))
     batch, rows, vocab_size = acceptance(draft_tokens, target_logits, draft_lens, vocab_size)
@@ -525,7 +542,8 @@ def tree_acceptance(
     expect(len(laws) == needed, "draft_probs", f"{len(laws)} draft laws", f"{int(needed)} for rule {rule!r}")
     for argument, law in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
         if law is not None:
-            array(argument, law, (batch, rows, target_logits.shape[2]), FLOATS)
+            array(argument, law, (batch, rows, draft_width(draft_to_target, target_logits, vocab_size)), FLOATS)
+    draft_law_needed(draft_to_target, draft_logits, draft_probs)
     sampling(batch, temperature, top_k, top_p, min_p)
     return batch, rows, vocab_size
 

@@ -6,10 +6,11 @@ from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import public
-from draft_verify.backends import launch
+from draft_verify.backends import TRACING, launch
 from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import per_sequence
 from draft_verify.reference.acceptance import Acceptance
+from draft_verify.reference.draft_vocabulary import onto_target
 from draft_verify.reference.rejection_sampling import rejection_sampling as reference
 
 
@@ -29,6 +30,7 @@ def rejection_sampling(
     rule: str = "token",
     vocab_size: int | None = None,
     allowed_mask: Any = None,
+    draft_to_target: Any = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Acceptance:
@@ -50,6 +52,8 @@ def rejection_sampling(
             as many drafts or more on average, for a second read of the rows between.
         vocab_size: columns that count; default V.
         allowed_mask: [B, T, ceil(V / 32)] int32 bits of the ids a grammar allows (`mask_logits`); default all.
+        draft_to_target: [Vd] int32, many to one allowed, where the draft has a vocabulary of its own: draft laws are
+            then [.., Vd], processed there, and draft_tokens still target ids. Not on a device yet.
         backend, lnc: see the package.
 
     Returns:
@@ -72,6 +76,7 @@ def rejection_sampling(
         min_p,
         rule,
         vocab_size,
+        draft_to_target,
     )
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
@@ -95,7 +100,12 @@ def rejection_sampling(
             rule=rule,
             vocab_size=vocab_size,
             allowed_mask=allowed_mask,
+            draft_to_target=draft_to_target,
         )
+    if draft_to_target is not None and backend != TRACING:
+        checks.expect(backend != "device", "draft_to_target", "tensors on a device", "arrays on the CPU, for now")
+        laws = onto_target(draft_logits, draft_probs, draft_to_target, vocab_size, temperature, top_k, top_p, min_p)
+        draft_logits, draft_probs = None, laws.astype("float32")
     if allowed_mask is not None:
         target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
         if draft_logits is not None:

@@ -230,6 +230,19 @@ def test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot(argument, val
             np.testing.assert_array_equal(mine[b], theirs[b])
 
 
+def test_a_residual_of_nothing_falls_back_to_the_target():
+    """Equal laws that only rounding rejects; a uniform of 1 does so for certain."""
+    case = chain_case(np.random.default_rng(7), 3, 2, 4, np.float32, "probs", temperatures=(1.0,))
+    case["draft_lens"][:] = 2
+    case["draft_tokens"][:] = 1
+    case["target_logits"] = np.zeros((3, 3, 4), np.float32)
+    case["draft_probs"] = np.full((3, 2, 4), 0.25, np.float32)
+    case["uniforms"][:, :2] = 1
+    case["uniforms"][:, 2] = [0.1, 0.3, 0.9]
+    tokens, num_accepted, _, _ = on_device(case)
+    assert num_accepted.tolist() == [0, 0, 0] and tokens[:, 0].tolist() == [0, 1, 3]
+
+
 def test_on_the_device_a_uniform_of_1_stays_inside_the_vocabulary():
     case = chain_case(np.random.default_rng(6), 3, 2, 129, np.float32, "probs", temperatures=(1.0,))
     case["draft_lens"][:] = 2

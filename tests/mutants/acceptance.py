@@ -56,7 +56,7 @@ MUTANTS = [
         LAST_ROW,
         "use_residual = tensor_scalar(total, nl.greater, 0.0, nl.multiply, transpose(residual))",
         "use_residual = tensor_scalar(total, nl.greater_equal, 0.0, nl.multiply, transpose(residual))",
-        (f"{TRAPS}::test_equal_laws_fall_back_to_the_target_where_rounding_rejects",),
+        ("tests/test_rejection_sampling.py::test_a_residual_of_nothing_falls_back_to_the_target",),
     ),
     Mutant(
         "the accept test's uniform draws the token too (kernel)",
