@@ -29,7 +29,10 @@ def instead_of_running(programs: list[Program]) -> Iterator[None]:
             finally:
                 Program.run = collect
         programs.append(program)
-        outputs = tuple(np.zeros(tensor.shape, tensor.dtype.np) for tensor in program.output_tensors())
+        written = dict(zip(program.inputs, arrays))
+        outputs = tuple(
+            written.get(tensor.storage, np.zeros(tensor.shape, tensor.dtype.np)) for tensor in program.output_tensors()
+        )
         return outputs if isinstance(program.outputs, tuple) else outputs[0]
 
     Program.run = collect

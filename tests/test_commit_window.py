@@ -45,6 +45,8 @@ def test_many_rows_move_in_runs_that_end_where_a_block_or_the_kept_rows_do(case,
         {"batch": 2, "heads": 8, "rows": 64, "slots": 70, "head_dim": 4, "tree": True},  # tiles of some heads
         {"batch": 1, "heads": 3, "rows": 8, "slots": 300, "head_dim": 64, "layers": 30},  # the demo's model
         {"batch": 2, "heads": 1, "rows": 128, "slots": 129, "head_dim": 4},  # the largest window
+        {"batch": 4, "heads": 8, "rows": 8, "slots": 16, "ring": True},  # runs that end where the ring does
+        {"batch": 4, "heads": 8, "rows": 8, "slots": 36, "cache_layout": "NHPD", "block_size": 6},  # or a block
     ],
     ids=str,
 )

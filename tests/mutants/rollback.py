@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants import Mutant
 
 COMMIT = "tests/test_commit_window.py::test_the_kernel_leaves_every_byte_of_every_cache_as_the_reference_does"
-RUNS = "tests/test_commit_window.py::test_many_rows_move_in_runs_that_end_where_a_block_or_the_kept_rows_do"
+RUNS = "tests/test_commit_window.py::test_the_kernel_agrees_where_rows_need_more_than_one_tile"
 COMPACT = "tests/test_compact_window.py::test_the_kernel_leaves_every_byte_of_every_cache_as_the_reference_does"
 RING = "tests/test_ring.py::test_the_kernels_save_and_restore_every_byte_as_the_references_do"
 DEVICE = "tests/test_commit_window.py::test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot"
@@ -60,10 +60,17 @@ MUTANTS = [
         (DEVICE,),
     ),
     Mutant(
-        "a run of rows does not end where its block or ring does",
+        "a run of rows does not end where its ring does",
         "kernels/window_runs.py",
         "return slots if ring else 0",
         "return 0",
+        (RUNS,),
+    ),
+    Mutant(
+        "a run of rows does not end where its block does",
+        "kernels/window_runs.py",
+        "        return cache.shape[2]\n",
+        "        return 0\n",
         (RUNS,),
     ),
     Mutant(
