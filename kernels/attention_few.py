@@ -52,8 +52,8 @@ class Walk(NamedTuple):
 
 
 def attend_few(shape, groups, operands, lengths, slot_cores):
-    ragged = plan_ragged(shape, operands.shard, slot_cores)
-    dense = plan_dense(shape, groups[0][0].streams, operands.shard, slot_cores)
+    ragged = plan_ragged(shape, groups[0][0], operands.shard, slot_cores)
+    dense = plan_dense(shape, groups[0][0], operands.shard, slot_cores)
     if ragged.most == 1 and not shape.ring and shape.sliding_window == 0 and shape.block_size == 0:
         every = load_lengths(shape, lengths)[0]
         constants = constants_of(shape, ragged, ragged, groups, operands)
@@ -88,7 +88,7 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
         keys = ()
         if dense != None and sequence == 0 and begins == None:  # noqa: E711
             # The memory is busy from the start: whether these keys are needed is not known yet.
-            keys = (all_keys(walk, dense, first), all_keys(walk, dense, last))
+            keys = (keys_of(walk, dense, 0, None, first), keys_of(walk, dense, 0, None, last))
         attend_windows(walk, windows, first)
         if dense != None:  # noqa: E711
             begin = None if begins == None else begins[0][sequence]  # noqa: E711
@@ -127,10 +127,12 @@ def load_rows(walk, current):
     """Queries of all row tiles; returns each group's window, () where that is not this core's."""
     windows = []
     for group in walk.groups:
+        stationaries = []
         for rows in group:
             stationary = new_stationary(walk.shape, rows)
             load_queries(walk.shape, rows, walk.operands.query, current, stationary)
-            walk.stationaries.append(stationary)
+            stationaries.append(stationary)
+        walk.stationaries.append(stationaries)
         if has_window(walk.operands):
             windows.append(own_window(walk.shape, group[0], walk.operands, walk.constants, current))
         else:
@@ -142,15 +144,16 @@ def attend_windows(walk, windows, current):
     """States of all row tiles, the window taken in."""
     shape = walk.shape
     for g in range(len(walk.groups)):
+        states = []
         for t in range(len(walk.groups[g])):
             rows = walk.groups[g][t]
             own = walk.constants.rows[g][t]
             state = new_state(shape, rows)
             nisa.tensor_copy(dst=state.all, src=own.fresh.all, engine=nisa.engine.gpsimd)
             if len(windows[g]) > 0:
-                queries = walk.stationaries[len(walk.states)]
-                attend_window(shape, rows, own, queries, windows[g], current, state)
-            walk.states.append(state)
+                attend_window(shape, rows, own, walk.stationaries[g][t], windows[g], current, state)
+            states.append(state)
+        walk.states.append(states)
 
 
 def attend_dense(walk, chunk, every, dense, begin, last, keys_ahead):
@@ -160,7 +163,7 @@ def attend_dense(walk, chunk, every, dense, begin, last, keys_ahead):
         dense: DensePasses of all sequences.
         begin: the first slot, a register, or None for 0.
         last: the pass that ends with the last live slot.
-        keys_ahead: keys of the first and of that pass if they are on their way already, else ().
+        keys_ahead: keys of the first and of that pass, for the first group, if they are on their way already, else ().
     """
     shape = walk.shape
     sequence = walk.sequence
@@ -183,11 +186,12 @@ def attend_dense(walk, chunk, every, dense, begin, last, keys_ahead):
 
     def first_and_last(_):
         first = Pass(sequence, None, begin, begin, none, left, live_rows, None, position, None)
-        keys = keys_ahead
-        if len(keys) == 0:
-            keys = (all_keys(walk, chunk, first), all_keys(walk, chunk, last))
-        values = all_values(walk, chunk, first)
-        take(walk, chunk, True, [(first, keys[0], values), (last, keys[1], all_values(walk, chunk, last))])
+        for g in range(len(walk.groups)):
+            keys = keys_ahead
+            if g > 0 or len(keys) == 0:
+                keys = (keys_of(walk, chunk, g, None, first), keys_of(walk, chunk, g, None, last))
+            values = (values_of(walk, chunk, g, None, first), values_of(walk, chunk, g, None, last))
+            take(walk, chunk, True, g, [(first, keys[0], values[0]), (last, keys[1], values[1])])
 
     def next_pass(start):
         # On GpSimd, so as not to queue behind the work of the pass before.
@@ -195,7 +199,9 @@ def attend_dense(walk, chunk, every, dense, begin, last, keys_ahead):
         if position != None:  # noqa: E711
             nisa.tensor_tensor(dst=position, data1=position, data2=step, op=nl.subtract, engine=nisa.engine.gpsimd)
         current = Pass(sequence, None, start, start, none, left, live_rows, None, position, None)
-        take(walk, chunk, True, [(current, all_keys(walk, chunk, current), all_values(walk, chunk, current))])
+        for g in range(len(walk.groups)):
+            keys = keys_of(walk, chunk, g, None, current)
+            take(walk, chunk, True, g, [(current, keys, values_of(walk, chunk, g, None, current))])
 
     nl.fori_loop(0, dense.any[sequence], first_and_last)
     second = chunk.step
@@ -219,86 +225,70 @@ def attend_ragged(walk, chunk, lengths, begin_slot, end_slot):
     def next_pass(_):
         current = pass_from(shape, lengths, walk.sequence, begin, latest, block)
         places = places_of(shape, chunk, walk.operands, walk.constants.runs, current)
-        keys = []
-        values = []
-        for group in walk.groups:
-            keys.append(pass_keys(shape, chunk, group[0], walk.operands, places, current))
-            values.append(pass_values(shape, chunk, group[0], walk.operands, places, current))
-            silence_pass(shape, walk.constants.slot, values[len(values) - 1], current)
         nisa.tensor_scalar(dst=begin, data=begin, op0=nl.add, operand0=float(chunk.step))
         if shape.block_size > 0:
             per_pass = float(chunk.step // shape.block_size)
             nisa.tensor_scalar(dst=block, data=block, op0=nl.add, operand0=per_pass)
-        take(walk, chunk, False, [(current, keys, values)])
+        for g in range(len(walk.groups)):
+            keys = keys_of(walk, chunk, g, places, current)
+            values = values_of(walk, chunk, g, places, current)
+            silence_pass(shape, walk.constants.slot, values, current)
+            take(walk, chunk, False, g, [(current, keys, values)])
 
     nl.fori_loop(begin_slot, end_slot, next_pass, step=chunk.step)
 
 
-def all_keys(walk, chunk, current):
-    """Keys of a pass for every group of row tiles."""
-    keys = []
-    for group in walk.groups:
-        keys.append(pass_keys(walk.shape, chunk, group[0], walk.operands, None, current))
-    return keys
+def keys_of(walk, chunk, g, places, current):
+    """Keys of a pass for group g of row tiles."""
+    return pass_keys(walk.shape, chunk, walk.groups[g][0], walk.operands, places, current)
 
 
-def all_values(walk, chunk, current):
-    """Values of a pass for every group of row tiles."""
-    values = []
-    for group in walk.groups:
-        values.append(pass_values(walk.shape, chunk, group[0], walk.operands, None, current))
-    return values
+def values_of(walk, chunk, g, places, current):
+    return pass_values(walk.shape, chunk, walk.groups[g][0], walk.operands, places, current)
 
 
-def take(walk, chunk, dense, passes):
-    """Takes (pass, keys, values), of which each group has its own, into the states of all row tiles.
+def take(walk, chunk, dense, g, passes):
+    """Takes a group's (pass, keys, values) into the states of its row tiles.
 
     All scores come before all values, so that the engines, which keep their order, need not wait for the values.
     """
     shape = walk.shape
-    index = 0
-    for g in range(len(walk.groups)):
-        for t in range(len(walk.groups[g])):
-            rows = walk.groups[g][t]
-            own = walk.constants.rows[g][t]
-            state = walk.states[index]
-            queries = walk.stationaries[index]
-            if not dense:
-                rows, own, state = one_stream(shape, rows, own, state)
-                queries = queries[:, :, 0 : rows.heads, 0 : rows.count]
-            bounds = []
-            for current, _, _ in passes:
-                bounds.append(slot_bounds(shape, own, current))
-            steps = []
-            earlier = state.negative_max
-            for i in range(len(passes)):
-                cached = [(passes[i][1][g], bounds[i])]
-                steps.append(score_step(shape, chunk, rows, own, queries, cached, (), earlier))
-                earlier = steps[i].negative_max
-            for i in range(len(passes)):
-                # While Vector masks a later pass, Scalar empties PSUM for an earlier one; streams leave Vector the time
-                # to do so for the last, at which it is faster.
-                engines = EVICTION_ENGINES
-                if rows.streams > 1:
-                    engines = (nisa.engine.vector if i == len(passes) - 1 else nisa.engine.scalar,)
-                weigh_step(shape, chunk, rows, own, steps[i], [passes[i][2][g]], None, state, False, engines)
-            index += 1
+    for t in range(len(walk.groups[g])):
+        rows = walk.groups[g][t]
+        own = walk.constants.rows[g][t]
+        state = walk.states[g][t]
+        queries = walk.stationaries[g][t]
+        if not dense:
+            rows, own, state = one_stream(shape, rows, own, state)
+            queries = queries[:, :, 0 : rows.heads, 0 : rows.count]
+        bounds = []
+        for current, _, _ in passes:
+            bounds.append(slot_bounds(shape, own, current))
+        steps = []
+        earlier = state.negative_max
+        for i in range(len(passes)):
+            steps.append(score_step(shape, chunk, rows, own, queries, [(passes[i][1], bounds[i])], (), earlier))
+            earlier = steps[i].negative_max
+        for i in range(len(passes)):
+            # While Vector masks a later pass, Scalar empties PSUM for an earlier one; streams leave Vector the time to
+            # do so for the last, at which it is faster.
+            engines = EVICTION_ENGINES
+            if rows.streams > 1:
+                engines = (nisa.engine.vector if i == len(passes) - 1 else nisa.engine.scalar,)
+            weigh_step(shape, chunk, rows, own, steps[i], [passes[i][2]], None, state, False, engines)
 
 
 def store_all(walk, current):
     operands = walk.operands
-    index = 0
     for g in range(len(walk.groups)):
         for t in range(len(walk.groups[g])):
-            own = walk.constants.rows[g][t]
             store_output(
                 walk.shape,
                 walk.groups[g][t],
-                own,
-                walk.states[index],
+                walk.constants.rows[g][t],
+                walk.states[g][t],
                 operands.outputs,
                 operands.sums,
                 operands.shard,
                 current,
             )
-            index += 1

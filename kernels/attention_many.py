@@ -32,13 +32,13 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
     """
     laps = load_lengths(shape, lengths)
     groups = plan_rows(shape, heads[0], heads[1], 1)
-    ragged = plan_ragged(shape, operands.shard, slot_cores)
+    ragged = plan_ragged(shape, groups[0][0], operands.shard, slot_cores)
     chosen = tile(laps[0].cached.shape)
-    if plan_dense(shape, 1, operands.shard, slot_cores) == None:  # noqa: E711
+    if plan_dense(shape, groups[0][0], operands.shard, slot_cores) == None:  # noqa: E711
         nisa.memset(dst=chosen, value=1.0)
     else:
         streamed = plan_rows(shape, heads[0], heads[1], MOST_STREAMS)
-        dense = plan_dense(shape, streamed[0][0].streams, operands.shard, slot_cores)
+        dense = plan_dense(shape, streamed[0][0], operands.shard, slot_cores)
         is_dense = long_sequences(dense, laps[0])
         attend_listed(shape, dense, streamed, operands, laps, is_dense, True)
         nisa.tensor_scalar(dst=chosen, data=is_dense, op0=nl.equal, operand0=0.0)

@@ -7,7 +7,7 @@ import nki.language as nl
 
 from .attention_blocks import find_runs, runs_of
 from .attention_loads import EVICTION_ENGINES, bits_of, load_keys, load_slots, load_window, silence, slots_to_keep
-from .attention_plan import head_parts, plan_blocks, plan_chunk, tile
+from .attention_plan import PARTITIONS, head_parts, plan_blocks, plan_chunk, tile
 from .attention_softmax import (
     groups_of,
     one_stream,
@@ -19,6 +19,7 @@ from .attention_softmax import (
 )
 
 LONGEST = 4096  # slots of a pass on one core: its fixed cost is then small beside its loads
+SBUF_FOR_PASSES = 160 * 1024  # bytes a partition, of 208 KiB
 MOST_STREAMS = 4
 RAGGED = 2048  # slots of a pass that may load some that are not live
 
@@ -41,22 +42,36 @@ class Operands(NamedTuple):
     shard: int  # this core's
 
 
-def plan_dense(shape, streams, shard, slot_cores):
-    """Passes over live slots only, at most half as long as a core's share of the cache; None where that is small."""
+def plan_dense(shape, rows, shard, slot_cores):
+    """Passes over live slots only, for row tiles like `rows`: at most half as long as a core's share of the cache, so
+    that most sequences have one, and such that two fit in SBUF. None where that is short."""
     share = shape.slots // slot_cores
     if share < 2 * RAGGED or shape.block_size > 0 or shape.ring:
         return None
-    longest = RAGGED
-    while 2 * longest <= min(LONGEST, share // 2):
-        longest *= 2
-    return plan_chunk(shape.slots, longest, streams, shard, slot_cores)
+    longest = min(longest_pass(shape, rows, 2), share // 2)
+    return plan_chunk(shape.slots, longest, rows.streams, shard, slot_cores)
 
 
-def plan_ragged(shape, shard, slot_cores):
+def plan_ragged(shape, rows, shard, slot_cores):
     """Passes that may load slots that are not live."""
+    longest = longest_pass(shape, rows, 1)
     if shape.block_size > 0:
-        return plan_blocks(shape, LONGEST, shard, slot_cores)
-    return plan_chunk(shape.slots, RAGGED, 1, shard, slot_cores)
+        return plan_blocks(shape, longest, shard, slot_cores)
+    return plan_chunk(shape.slots, min(longest, RAGGED), 1, shard, slot_cores)
+
+
+def longest_pass(shape, rows, count):
+    """Slots of a pass of which `count` fit in SBUF: keys, also as loaded where they are to be transposed, values,
+    scores and weights."""
+    size = 4 if shape.dtype == nl.float32 else 2
+    head_bytes = rows.heads * shape.head_dim * size // PARTITIONS
+    slot_bytes = len(head_parts(shape.head_dim)) * rows.heads * size + head_bytes + (4 + size) // rows.streams
+    if shape.cache_layout != "BHDS":
+        slot_bytes += head_bytes
+    longest = LONGEST
+    while count * longest * slot_bytes > SBUF_FOR_PASSES:
+        longest //= 2
+    return longest
 
 
 class Constants(NamedTuple):

@@ -121,8 +121,9 @@ def verify_attention(
         shard,
     )
 
-    streams = MOST_STREAMS if plan_dense(shape, 1, shard, slot_cores) != None else 1  # noqa: E711
-    groups = plan_rows(shape, first_head, last_head, streams)
+    groups = plan_rows(shape, first_head, last_head, 1)
+    if plan_dense(shape, groups[0][0], shard, slot_cores) != None:  # noqa: E711
+        groups = plan_rows(shape, first_head, last_head, MOST_STREAMS)
     row_tiles = 0
     for group in groups:
         row_tiles += len(group)
