@@ -1,4 +1,4 @@
-"""Verification over several ranks through torch.distributed: context-parallel attention, one decision, merged counters.
+"""Verification over several ranks through torch.distributed: context shards, vocabulary shards, merged counters.
 
 Every collective gathers small things and every rank computes the same from them, in rank order, so that all ranks
 reach the same decision without a second round. gloo on CPUs; on the device XLA's own collectives.
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from draft_verify.acceptance_stats import AcceptanceStats
+from draft_verify.combine_shards import combine_shards, shard_draws, shard_statistics
 from draft_verify.merge_attention import merge_attention
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.verify_attention import verify_attention
@@ -76,6 +77,49 @@ def context_parallel_attention(
         torch.cat([gather(output, group), window[None]]), torch.cat([gather(lse, group), window_lse[None]])
     )
     return (output, lse) if return_lse else output
+
+
+def vocabulary_parallel_sampling(
+    draft_tokens: torch.Tensor,
+    target_logits: torch.Tensor,
+    uniforms: torch.Tensor,
+    *,
+    vocab_size: int,
+    group: dist.ProcessGroup | None = None,
+    draft_logits: torch.Tensor | None = None,
+    draft_probs: torch.Tensor | None = None,
+    draft_lens: torch.Tensor | None = None,
+    temperature: torch.Tensor | None = None,
+    backend: str = "auto",
+    lnc: int | None = None,
+) -> Acceptance:
+    """rejection_sampling, token rule, where each of n ranks holds V / n columns of the logits; none gathers them.
+
+    Args:
+        draft_tokens, uniforms: [B, K] int32 global ids and [B, T + 1] fp32, the same on every rank.
+        target_logits: [B, T, V / n], this rank's columns (`shard_statistics`).
+        vocab_size: ids of the whole vocabulary.
+        group: the ranks that share the vocabulary, a power of two; default all.
+        draft_logits, draft_probs: [B, K, V / n], this rank's columns of the draft's law, or neither.
+        draft_lens, temperature, backend, lnc: as in `rejection_sampling`.
+
+    Returns:
+        Acceptance, the same on every rank.
+    """
+    shared = {"draft_lens": draft_lens, "temperature": temperature, "backend": backend, "lnc": lnc}
+    shard = {
+        "shard": dist.get_rank(group),
+        "vocab_size": vocab_size,
+        "draft_logits": draft_logits,
+        "draft_probs": draft_probs,
+        **shared,
+    }
+    ranks = dist.get_world_size(group)
+    statistics = shard_statistics(draft_tokens, target_logits, uniforms, num_shards=ranks, **shard)
+    statistics = gather(statistics, group)
+    draws = gather(shard_draws(statistics, draft_tokens, target_logits, uniforms, **shard), group)
+    draft = "logits" if draft_logits is not None else "probs" if draft_probs is not None else "one_hot"
+    return combine_shards(statistics, draws, draft_tokens, uniforms, vocab_size=vocab_size, draft=draft, **shared)
 
 
 def same_decision(acceptance: Acceptance, group: dist.ProcessGroup | None = None) -> Acceptance:

@@ -279,7 +279,15 @@ def test_sampled_drafts_follow_the_targets_processed_law(nxdi):
     batch, rounds, top_k, top_p, temperature = 64, 20, 4, 0.97, 0.8
     config = standins.fused_config(target, draft, batch=batch, speculation_length=3, do_sample=True)
     model = nxdi.apply(standins.NeuronFusedSpecModel)(config)
+
+    def processed(table):
+        return [
+            sampling_law(row, temperature=temperature, top_k=top_k, top_p=top_p, min_p=0.0) for row in table.numpy()
+        ]
+
+    laws, draft_laws = processed(target), processed(draft)
     counts = np.zeros((V, V, V))
+    first_drafts_accepted, overlaps = 0, []
     for round_ in range(rounds):
         seeds = torch.arange(batch) + batch * round_
         params = torch.stack(
@@ -287,14 +295,21 @@ def test_sampled_drafts_follow_the_targets_processed_law(nxdi):
         )
         outputs = prefill(model, [[0, 1, 3]] * batch, params)
         texts = [[int(token)] for token in outputs[0][:, 0]]
-        while min(map(len, texts)) < 3:
+        overlaps += [np.minimum(laws[text[0]], draft_laws[text[0]]).sum() for text in texts]
+        for step in itertools.count():
+            if min(map(len, texts)) >= 3:
+                break
             _, ids, mask, positions = outputs[:4]
             outputs = model(ids, mask, positions, torch.arange(batch), params)
+            if step == 0:
+                first_drafts_accepted += int((outputs[0][:, 1] >= 0).sum())
             for text, tokens in zip(texts, outputs[0]):
                 text += tokens[tokens >= 0].tolist()
         for text in texts:
             counts[tuple(text[:3])] += 1
-    laws = [sampling_law(row, temperature=temperature, top_k=top_k, top_p=top_p, min_p=0.0) for row in target.numpy()]
+    # A draft is kept with probability sum(min(target, draft)): all that its law allows.
+    deviation = math.sqrt(sum(p * (1 - p) for p in overlaps))
+    assert abs(first_drafts_accepted - sum(overlaps)) < 4 * deviation
     expected = np.zeros_like(counts)
     for a, b, c in itertools.product(range(V), repeat=3):
         expected[a, b, c] = laws[3][a] * laws[a][b] * laws[b][c] * counts.sum()

@@ -85,78 +85,56 @@ def counters_of_all_ranks(rank):
     return [merged.accepted]
 
 
-def vocabulary_cases():
-    """Windows of 3 sequences: laws, greedy rows, NaN and -inf rows, ids outside the vocabulary, ragged and empty."""
+def acceptance_over_vocabulary_shards(rank, **options):
+    from draft_verify.parallel import vocabulary_parallel_sampling
+
     rng = np.random.default_rng(9)
-    vocab_size, width, rows, batch = 301, 152, 4, 4
-    for case in range(40):
-        logits = 3 * rng.standard_normal((batch, rows, RANKS * width)).astype(np.float32)
-        draft_logits = logits[:, :-1] + rng.standard_normal((batch, rows - 1, RANKS * width)).astype(np.float32)
-        logits[..., vocab_size:] = draft_logits[..., vocab_size:] = np.nan  # padding columns
-        tokens = np.where(
-            rng.random((batch, rows - 1)) < 0.7,
-            draft_logits[..., :vocab_size].argmax(-1),
-            rng.integers(-1, vocab_size + 1, (batch, rows - 1)),
-        ).astype(np.int32)
+    vocab_size, rows, batch = 256, 4, 4
+    width = vocab_size // RANKS
+    columns = slice(rank * width, (rank + 1) * width)
+    results = []
+    for case in range(options.pop("cases", 30)):
+        logits = 3 * rng.standard_normal((batch, rows, vocab_size)).astype(np.float32)
+        draft_logits = logits[:, :-1] + rng.standard_normal((batch, rows - 1, vocab_size)).astype(np.float32)
+        exponentials = np.exp(draft_logits)
+        law = {
+            0: {},
+            1: {"draft_logits": draft_logits},
+            2: {"draft_probs": exponentials / exponentials.sum(-1, keepdims=True)},
+        }[case % 3]
+        best = draft_logits.argmax(-1)
+        tokens = np.where(rng.random(best.shape) < 0.7, best, rng.integers(-1, vocab_size + 1, best.shape))
         if case % 4 == 1:
             logits[rng.integers(batch), rng.integers(rows), rng.integers(vocab_size)] = np.nan
-            draft_logits[rng.integers(batch), rng.integers(rows - 1), rng.integers(vocab_size)] = np.nan
-            logits[rng.integers(batch), rng.integers(rows), :vocab_size] = -np.inf
         if case % 4 == 2:
             logits[:] = np.round(logits)  # ties
-        yield {
-            "draft_tokens": tokens,
+        arguments = {
+            "draft_tokens": tokens.astype(np.int32),
             "target_logits": logits,
             "uniforms": rng.uniform(0.001, 0.999, (batch, rows + 1)).astype(np.float32),
-            "draft_logits": None if case % 3 == 0 else draft_logits,
             "draft_lens": rng.integers(-1, rows, batch).astype(np.int32),
             "temperature": rng.choice(np.array([0, 0.7, 1.3], np.float32), batch),
-            "vocab_size": vocab_size,
+            **law,
         }
-
-
-def acceptance_over_vocabulary_shards(rank):
-    from draft_verify.vocab_parallel import vocab_parallel_sampling
-
-    results = []
-    for case in vocabulary_cases():
-        width = case["target_logits"].shape[2] // RANKS
-        expected = draft_verify.rejection_sampling(**case)
-        shard = {
-            name: torch.from_numpy(value[..., rank * width : (rank + 1) * width] if "logits" in name else value)
-            if isinstance(value, np.ndarray)
-            else value
-            for name, value in case.items()
+        expected = draft_verify.rejection_sampling(**arguments)
+        sharded = {
+            name: torch.from_numpy(np.ascontiguousarray(value[..., columns] if value.ndim == 3 else value))
+            for name, value in arguments.items()
         }
-        result = vocab_parallel_sampling(**shard)
+        result = vocabulary_parallel_sampling(**sharded, vocab_size=vocab_size, **options)
         for ours, theirs in zip(result, expected, strict=True):
             np.testing.assert_array_equal(ours.numpy(), theirs)
-            assert ours.numpy().dtype == theirs.dtype
         results += [field.numpy() for field in result]
     return results
 
 
-def no_drafts_over_vocabulary_shards(rank):
-    from draft_verify.vocab_parallel import vocab_parallel_sampling
-
-    case = next(vocabulary_cases())
-    width = case["target_logits"].shape[2] // RANKS
-    logits, uniforms = case["target_logits"][:, :1], case["uniforms"][:, -2:]
-    none = np.zeros((len(logits), 0), np.int32)
-    expected = draft_verify.rejection_sampling(none, logits, uniforms, vocab_size=case["vocab_size"])
-    result = vocab_parallel_sampling(
-        torch.from_numpy(none),
-        torch.from_numpy(logits[..., rank * width : (rank + 1) * width]),
-        torch.from_numpy(uniforms),
-        vocab_size=case["vocab_size"],
-    )
-    np.testing.assert_array_equal(result.tokens.numpy(), expected.tokens)
-    return [result.tokens.numpy()]
+def kernels_over_vocabulary_shards(rank):
+    return acceptance_over_vocabulary_shards(rank, cases=3, backend="emulator")
 
 
 CHECKS = [
     acceptance_over_vocabulary_shards,
-    no_drafts_over_vocabulary_shards,
+    kernels_over_vocabulary_shards,
     chain,
     tree_sinks_and_window,
     one_decision_from_logits_that_differ_T34,
