@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from draft_verify import loader
 from draft_verify.reference import emulator
 from draft_verify.reference.verify_attention import path_to
 from draft_verify.verify_attention import verify_attention
@@ -93,6 +94,39 @@ def strict():
 )
 def test_the_programs_hold_nothing_risky(sizes, lnc, strict):
     make_case(1, **sizes).run("emulator", lnc)
+
+
+@pytest.mark.parametrize("lnc", [1, pytest.param(2, marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"batch": 1, "heads": 8, "group": 8, "rows": 8, "head_dim": 128, "slots": 131_072, "layout": "BHDS"},
+        {"batch": 2, "heads": 8, "group": 1, "rows": 4, "head_dim": 256, "slots": 8192, "dtype": FLOAT32},
+        {"batch": 9, "heads": 8, "group": 1, "rows": 4, "head_dim": 256, "slots": 4096, "dtype": FLOAT32, "block": 256},
+        {"batch": 64, "heads": 8, "group": 1, "rows": 8, "head_dim": 64, "slots": 4096, "layout": "BHDS"},
+        {"batch": 1, "heads": 1, "group": 8, "rows": 64, "head_dim": 128, "slots": 131_072, "layout": "BHDS"},
+    ],
+    ids=str,
+)
+def test_the_largest_shapes_fit_on_the_chip(sizes, lnc, strict):
+    """Traced only: nothing touches the memory of their caches."""
+    size = {"dtype": BFLOAT16, "layout": "BHSD", "block": 0, **sizes}
+    window = (size["batch"], size["heads"], size["rows"], size["head_dim"])
+    query = np.zeros((window[0], window[1] * size["group"], *window[2:]), size["dtype"])
+    key = np.zeros(window, size["dtype"])
+    keys = values = np.zeros((*window[:2], size["slots"], window[3]), size["dtype"])
+    table = None
+    if size["layout"] == "BHDS":
+        keys = np.zeros((*window[:2], window[3], size["slots"]), size["dtype"])
+    if size["block"]:
+        blocks = size["slots"] // size["block"]
+        keys = values = np.zeros((window[0] * blocks, window[1], size["block"], window[3]), size["dtype"])
+        table, size["layout"] = np.zeros((window[0], blocks), np.int32), "NHPD"
+    lengths = (np.zeros(window[0], np.int32),) * 2
+    arrays = (query, key, key, keys, values, lengths, None, table, None, None, None)
+    kernel = loader.kernel("verify_attention", "emulator")[lnc]
+    program = emulator.trace(kernel, *arrays, size["layout"], 0.1, 0, False, 0.0, True)
+    assert sum(1 for _ in program.calls(0)) < 10_000
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
