@@ -44,7 +44,7 @@ class ModelMixin:
 
         super().__init__(*args, **kwargs)
         for module in self.modules():
-            if isinstance(module, NeuronAttentionBase):
+            if isinstance(module, NeuronAttentionBase):  # each model family builds a class of its own
                 module.__class__ = combined(AttentionMixin, type(module))
 
     def _sample_on_device(
