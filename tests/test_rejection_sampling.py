@@ -70,6 +70,27 @@ def test_kernel_cuts_rows_under_the_block_rule():
         assert_block_agrees(actual, case, Tally())
 
 
+def unlike_laws(rng, batch, num_drafts, vocab_size):
+    """Drafts from laws unlike the target's, so that most are rejected somewhere inside the window."""
+    laws = rng.dirichlet(np.full(vocab_size, 0.5), (batch, num_drafts))
+    return {
+        "draft_tokens": np.array([[rng.choice(vocab_size, p=law) for law in row] for row in laws], np.int32),
+        "target_logits": rng.standard_normal((batch, num_drafts + 1, vocab_size)).astype(np.float32),
+        "uniforms": rng.uniform(0.01, 0.99, (batch, num_drafts + 2)).astype(np.float32),
+        "draft_probs": laws.astype(np.float32),
+        "temperature": np.ones(batch, np.float32),
+        "draft_lens": np.full(batch, num_drafts, np.int32),
+        "vocab_size": vocab_size,
+    }
+
+
+def test_residuals_of_unlike_laws_are_drawn_from():
+    for seed in range(2):
+        case = unlike_laws(np.random.default_rng(seed), 32, 3, 12)
+        assert_chain_agrees(draft_verify.rejection_sampling(**case, backend="emulator"), case, Tally())
+        assert_block_agrees(draft_verify.rejection_sampling(**case, rule="block", backend="emulator"), case, Tally())
+
+
 @pytest.mark.parametrize("draft", ["logits", "probs", "one_hot"])
 def test_few_blocks_lie_within_rounding(draft):
     shares = Tally()

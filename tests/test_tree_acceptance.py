@@ -49,15 +49,24 @@ def test_few_walks_lie_within_rounding(rule):
 
 @pytest.mark.parametrize("rule", ["target_only", "without_replacement", "independent"])
 def test_five_siblings_of_a_few_tokens_are_tried_in_turn(rule):
-    """Few tokens, so that what an earlier sibling takes out of the laws decides about the next."""
-    shares = Tally()
-    for seed in range(4):
-        rng = np.random.default_rng(seed)
-        case = tree_case(rng, 16, 6, 8, np.float32, rule, spread=1.0, depth=1)
-        case["uniforms"][:, :-2] = rng.uniform(0.3, 0.95, (16, 5)).astype(np.float32)
+    """Few tokens and unlike laws, so that what an earlier sibling takes out of them decides about the next."""
+    rng, shares, tried = np.random.default_rng(0), Tally(), 0
+    for _ in range(4):
+        draft = rng.dirichlet(np.full(8, 0.7), 16)
+        tokens = [rng.choice(8, 5, replace=rule != "without_replacement", p=law) for law in draft]
+        case = {
+            "tree": np.array([-1, 0, 0, 0, 0, 0], np.int32),
+            "draft_tokens": np.array(tokens, np.int32),
+            "target_logits": (rng.standard_normal((16, 6, 8)) * 2).astype(np.float32),
+            "uniforms": rng.uniform(0.05, 0.95, (16, 7)).astype(np.float32),
+            "rule": rule,
+        }
+        if rule != "target_only":
+            case["draft_probs"] = np.repeat(draft[:, None], 6, axis=1).astype(np.float32)
         actual = draft_verify.tree_acceptance(**case, backend="emulator")
         assert_agrees_unless_rounding_decides(draft_verify.tree_acceptance, actual, case, shares)
-    assert shares.undecided <= 1
+        tried += (actual.path[:, 1] != 1).sum()
+    assert shares.undecided <= 1 and tried > 20  # the first sibling was rejected
 
 
 @pytest.mark.parametrize("rule", ["target_only", "without_replacement"])

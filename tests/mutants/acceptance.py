@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants import Mutant
 
 TRAPS = "tests/test_acceptance_traps.py"
+UNLIKE = "tests/test_rejection_sampling.py::test_residuals_of_unlike_laws_are_drawn_from"
 KERNEL = "tests/test_rejection_sampling.py::test_kernel_accepts_and_draws_as_the_reference_says"
 CUT = "tests/test_rejection_sampling.py::test_kernel_cuts_rows_by_top_k_top_p_and_min_p_as_the_reference"
 BLOCK = "tests/test_rejection_sampling.py::test_kernel_keeps_the_longest_passing_block"
@@ -42,7 +43,7 @@ MUTANTS = [
         LAST_ROW,
         "dst=mass, data=law, op0=nl.multiply, operand0=ratio, op1=nl.add, operand1=target_mass",
         "dst=mass, data=law, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=target_mass",
-        (KERNEL,),
+        (UNLIKE,),
     ),
     Mutant(
         "the residual takes the drafted token out, not the draft law (reference)",
@@ -154,7 +155,7 @@ MUTANTS = [
         CHAIN_REFERENCE,
         "                weight = weights[accepted]\n",
         "                weight = 1.0\n",
-        (BLOCK,),
+        (UNLIKE,),
     ),
     Mutant(
         "the draft law keeps a rejected sibling's mass (reference)",
