@@ -11,7 +11,7 @@ from draft_verify.arrays import is_torch
 
 
 def per_sequence(value: Any, default: float, batch: int, dtype: str, like: Any) -> Any:
-    """`value` as [B] of `dtype`: None is the default, a number (or an array of no dimensions) holds for all, an array stays as it is.
+    """`value` as [B] of `dtype`: None is the default, a number or a scalar array holds for all, an array stays.
 
     `like` is an array of the kind (and on the device) that the result should be.
     """
