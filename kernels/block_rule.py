@@ -44,16 +44,17 @@ def block_prefix(facts, row_number, first, target_logits, uniforms, draft_law, d
         nisa.tensor_copy(dst=row_scale, src=over_rows(scale, rows))
         factor = tensor_tensor(weights, facts[:, DRAFT_TOTAL], nl.multiply)
         nisa.tensor_tensor(dst=factor, data1=factor, data2=reciprocal(facts[:, TARGET_TOTAL]), op=nl.multiply)
-        lane_values = []
-        for values in (
-            row_scale,
-            negative_product(facts[:, TARGET_PEAK], row_scale),
-            facts[:, TARGET_THRESHOLD],
-            negative_product(facts[:, DRAFT_PEAK], row_scale),
-            facts[:, DRAFT_THRESHOLD],
-            factor,
-        ):
-            lane_values.append(spread(transpose(values.reshape((1, num_rows)))))
+        lane_values = {
+            "scale": on_lanes(row_scale),
+            "factor": on_lanes(factor),
+            "target_bias": on_lanes(negative_product(facts[:, TARGET_PEAK], row_scale)),
+        }
+        if cut:
+            lane_values["target_threshold"] = on_lanes(facts[:, TARGET_THRESHOLD])
+        if draft_kind == "logits":
+            lane_values["draft_bias"] = on_lanes(negative_product(facts[:, DRAFT_PEAK], row_scale))
+            if cut:
+                lane_values["draft_threshold"] = on_lanes(facts[:, DRAFT_THRESHOLD])
         sums = excess_masses(first, count, target_logits, draft_law, draft_kind, lane_values, cut, vocab_size)
         by_row = floats((num_rows, 1))
         nisa.tensor_reduce(dst=by_row, op=nl.add, data=transpose(sums), axis=1)
@@ -77,6 +78,12 @@ def block_prefix(facts, row_number, first, target_logits, uniforms, draft_law, d
     longest = floats((1, count))
     nisa.tensor_reduce(dst=longest, op=nl.maximum, data=passes, axis=2)
     return longest, weights
+
+
+def on_lanes(values):
+    """[1, B, T] as [128, B * T], the same on every lane."""
+    _, count, rows = values.shape
+    return spread(transpose(values.reshape((1, count * rows))))
 
 
 def reciprocal(values):
@@ -119,11 +126,11 @@ def excess_masses(first, count, target_logits, draft_law, draft_kind, lane_value
     not needed: 0.
 
     Args:
-        lane_values: tiles [128, n], on every lane: 1 / T, target bias and threshold, draft bias and threshold, and
+        lane_values: tiles [128, n], on every lane: scale (1 / T), target and draft bias and threshold, and factor,
             weight * draft total / target total.
     """
     _, rows, _ = target_logits.shape
-    scales, target_bias, target_threshold, draft_bias, draft_threshold, factor = lane_values
+    scales, factor, target_bias = lane_values["scale"], lane_values["factor"], lane_values["target_bias"]
     sums = floats((NUM_GROUPS, count * rows))
     nisa.memset(dst=sums, value=0.0)
     for sequence in range(count):
@@ -137,14 +144,20 @@ def excess_masses(first, count, target_logits, draft_law, draft_kind, lane_value
                 target_mass = exponentials(target_tile[:, row], target_bias[:, column], scales[:, column])
                 if cut:
                     clear_below(
-                        target_tile[:, row].expand_dim(1), target_mass.expand_dim(1), target_threshold[:, column]
+                        target_tile[:, row].expand_dim(1),
+                        target_mass.expand_dim(1),
+                        lane_values["target_threshold"][:, column],
                     )
                 draft_mass = draft_tile[:, row]
                 if draft_kind == "logits":
-                    draft_mass = exponentials(draft_tile[:, row], draft_bias[:, column], scales[:, column])
+                    draft_mass = exponentials(
+                        draft_tile[:, row], lane_values["draft_bias"][:, column], scales[:, column]
+                    )
                     if cut:
                         clear_below(
-                            draft_tile[:, row].expand_dim(1), draft_mass.expand_dim(1), draft_threshold[:, column]
+                            draft_tile[:, row].expand_dim(1),
+                            draft_mass.expand_dim(1),
+                            lane_values["draft_threshold"][:, column],
                         )
                 nisa.scalar_tensor_tensor(
                     dst=target_mass,

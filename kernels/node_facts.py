@@ -4,7 +4,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import over_rows, select, to_int, to_rows
-from .statistics import combine_lanes, first_of_largest, lane_statistics
+from .statistics import combine_lanes, first_of_largest, lane_statistics, put_threshold
 from .truncation import clear_below
 from .vocabulary import (
     FILL,
@@ -48,7 +48,7 @@ def node_columns(first, count, target_logits, draft_law, draft_kind, vocab_size,
     nisa.tensor_copy(dst=found[:, BEST : BEST + 1], src=first_of_largest(maxima, candidates, peak))
     nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=peak)
     nisa.tensor_copy(dst=found[:, TARGET_TOTAL : TARGET_TOTAL + 1], src=total)
-    nisa.tensor_copy(dst=found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], src=threshold)
+    put_threshold(found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], threshold, cut)
     if draft_kind != "one_hot":
         maxima, totals, _, threshold = lane_statistics(
             draft_law, first, count, rows, rows, draft_kind, False, scales, limits, vocab_size, partition_ids
@@ -60,7 +60,7 @@ def node_columns(first, count, target_logits, draft_law, draft_kind, vocab_size,
         else:
             nisa.tensor_scalar(dst=draft_ok, data=total, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)
         nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=peak)
-        nisa.tensor_copy(dst=found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], src=threshold)
+        put_threshold(found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], threshold, cut and draft_kind == "logits")
     return found
 
 

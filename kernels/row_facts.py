@@ -4,7 +4,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import at_row, load_sequences, over_rows, select, to_columns, to_rows, usable
-from .statistics import combine_lanes, entry_at, first_of_largest, kept_mass, lane_statistics
+from .statistics import combine_lanes, entry_at, first_of_largest, kept_mass, lane_statistics, put_threshold
 from .truncation import PARAMETERS, row_parameters
 from .vocabulary import floats, spread, tensor_scalar, tensor_tensor, transpose
 
@@ -112,7 +112,7 @@ def facts_of(tokens, has_draft, columns, target, draft, draft_kind, cut, ratios)
     maxima, totals, candidates, threshold, entry = target
     peak, total = combine_lanes(maxima, totals, row_scale, cut)
     best = first_of_largest(maxima, candidates, peak)
-    mass = kept_mass(entry, peak, row_scale, threshold)
+    mass = kept_mass(entry, peak, row_scale, threshold, cut)
 
     found = floats((num_rows, HAS_DRAFT))
     if draft_kind == "one_hot":
@@ -122,7 +122,7 @@ def facts_of(tokens, has_draft, columns, target, draft, draft_kind, cut, ratios)
         maxima, totals, _, draft_threshold, draft_mass = draft
         draft_peak, draft_total = combine_lanes(maxima, totals, row_scale, cut)
         if draft_kind == "logits":
-            draft_mass = kept_mass(draft_mass, draft_peak, row_scale, draft_threshold)
+            draft_mass = kept_mass(draft_mass, draft_peak, row_scale, draft_threshold, cut)
             nisa.tensor_scalar(dst=found[:, DRAFT_OK : DRAFT_OK + 1], data=draft_total, op0=nl.greater, operand0=0.0)
         else:
             # Finite: infinity and NaN times 0 are NaN.
@@ -137,7 +137,7 @@ def facts_of(tokens, has_draft, columns, target, draft, draft_kind, cut, ratios)
             nisa.memset(dst=draft_total, value=1.0)
         nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=draft_peak)
         nisa.tensor_copy(dst=found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1], src=draft_total)
-        nisa.tensor_copy(dst=found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], src=draft_threshold)
+        put_threshold(found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], draft_threshold, cut and draft_kind == "logits")
 
     # uniform * draft < target, both over the same denominator: no division.
     left = tensor_tensor(columns[:, 1:2], total, nl.multiply)
@@ -155,7 +155,7 @@ def facts_of(tokens, has_draft, columns, target, draft, draft_kind, cut, ratios)
     nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=total, op0=nl.greater, operand0=0.0)
     nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=peak)
     nisa.tensor_copy(dst=found[:, TARGET_TOTAL : TARGET_TOTAL + 1], src=total)
-    nisa.tensor_copy(dst=found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], src=threshold)
+    put_threshold(found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], threshold, cut)
     nisa.tensor_copy(dst=facts.reshape((1, ROW_FACTS, num_rows))[:, 0:HAS_DRAFT], src=to_rows(found))
     return facts
 

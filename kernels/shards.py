@@ -9,7 +9,7 @@ import nki.language as nl
 
 from .chain import leading_count, load_tokens, proposed, row_numbers
 from .row_facts import accepted_rows, facts_of, last_row, load_parameters, row_columns
-from .vocabulary import FILL, NUM_GROUPS, floats, transpose
+from .vocabulary import NUM_GROUPS, floats, transpose
 
 # Statistics of a row: target maxima, totals and candidates and draft maxima and totals, G each; then the two entries at
 # the token. Draws of a sequence, G each: sums and drawn ids of the residual and of the target's law, and the best
@@ -65,10 +65,8 @@ def decide(statistics, draft_tokens, uniforms, draft_lens, temperature, first, c
         )
         own = part[:, LANE_STATISTICS * lanes : LANE_STATISTICS * lanes + ENTRIES]
         nisa.tensor_tensor(dst=entries, data1=entries, data2=own, op=nl.add)
-    threshold = floats((num_rows, 1))
-    nisa.memset(dst=threshold, value=FILL)
-    target = (whole[:, 0], whole[:, 1], whole[:, 2], threshold, entries[:, 0:1])
-    draft = (whole[:, 3], whole[:, 4], None, threshold, entries[:, 1:2])
+    target = (whole[:, 0], whole[:, 1], whole[:, 2], None, entries[:, 0:1])
+    draft = (whole[:, 3], whole[:, 4], None, None, entries[:, 1:2])
     facts = facts_of(tokens, has_draft, columns, target, draft, draft_kind, False, False)
     accepted = leading_count(accepted_rows(facts, greedy), row_number)
     last = last_row(facts, accepted, row_number, greedy, active)

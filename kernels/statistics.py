@@ -42,19 +42,20 @@ def lane_statistics(
     Returns:
         [n, 128] tiles of the n = count * rows window rows, rows on partitions: maxima; totals of the exponentials,
         relative to the lane's maximum, or the row's where rows are cut; candidates, None without a search.
-        And thresholds [n, 1], FILL where nothing is cut.
+        And thresholds [n, 1], None where nothing is cut.
     """
     num_rows = count * rows
     maxima = floats((NUM_GROUPS, num_rows))
     totals = floats((NUM_GROUPS, num_rows))
     candidates = floats((NUM_GROUPS, num_rows))
-    thresholds = floats((NUM_GROUPS, num_rows))
     cut = len(limits) > 0 and kind == "logits"
+    if cut:
+        thresholds = floats((NUM_GROUPS, num_rows))
     if law_rows < rows or kind == "probs":
         # The last row of a window has no draft law; probabilities have no maximum to subtract.
         nisa.memset(dst=maxima, value=0.0)
         nisa.memset(dst=totals, value=1.0)
-    if law_rows < rows or not cut:
+    if cut and law_rows < rows:
         nisa.memset(dst=thresholds[0:1], value=FILL)
     for sequence in range(count):
         for start, stop in row_tiles(law_rows, law, cut, vocab_size):
@@ -83,7 +84,8 @@ def lane_statistics(
                 else:
                     lane_totals(tile, totals[:, low:high], maxima[:, low:high], scales[:, low:high])
     by_row = transpose(candidates) if search else None
-    return transpose(maxima), transpose(totals), by_row, transpose(thresholds[0:1])
+    threshold = transpose(thresholds[0:1]) if cut else None
+    return transpose(maxima), transpose(totals), by_row, threshold
 
 
 def row_tiles(rows, law, cut, vocab_size):
@@ -119,13 +121,22 @@ def entry_at(law, law_row, token):
     return entry
 
 
-def kept_mass(entry, peak, scale, threshold):
-    """exp((entry - peak) * scale), 0 below the threshold; all [n, 1]."""
+def kept_mass(entry, peak, scale, threshold, cut):
+    """exp((entry - peak) * scale), 0 below the threshold if rows are cut; all [n, 1]."""
     result = tensor_scalar(entry, nl.subtract, peak, nl.multiply, scale)
     nisa.activation(dst=result, op=nl.exp, data=result)
-    kept = tensor_tensor(entry, threshold, nl.greater_equal)
-    nisa.tensor_tensor(dst=result, data1=result, data2=kept, op=nl.multiply)
+    if cut:
+        kept = tensor_tensor(entry, threshold, nl.greater_equal)
+        nisa.tensor_tensor(dst=result, data1=result, data2=kept, op=nl.multiply)
     return result
+
+
+def put_threshold(fact, threshold, cut):
+    """Writes the threshold of rows that are cut, else one that everything passes."""
+    if cut:
+        nisa.tensor_copy(dst=fact, src=threshold)
+    else:
+        nisa.memset(dst=fact, value=FILL)
 
 
 def lane_maxima(tile, maxima):

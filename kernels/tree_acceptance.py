@@ -214,8 +214,9 @@ def walk(
         token = chosen_value(tokens, at_child)
         accept = tensor_tensor(token, here[:, BEST : BEST + 1], nl.equal)
         if by_law:
-            passes = constant(1.0)
-            if rule != "independent":
+            if rule == "independent":
+                passes = constant(1.0)
+            else:
                 # A token that an earlier sibling had is passed over.
                 before = tensor_scalar(row_number, nl.less, child)
                 nisa.tensor_tensor(dst=before, data1=before, data2=children, op=nl.multiply)
@@ -337,7 +338,6 @@ def enter_node(state, flag, node, here, sequence, scale, target_logits, draft_la
     """Where `flag` [1, 1] is set, the masses become those of the node's laws, if it has them; always sums them up."""
     batch, rows, _ = target_logits.shape
     has_target = tensor_tensor(flag, here[:, TARGET_OK : TARGET_OK + 1], nl.multiply)
-    has_draft = tensor_tensor(has_target, here[:, DRAFT_OK : DRAFT_OK + 1], nl.multiply)
     row = tensor_scalar(node, nl.add, float(sequence * rows))
     enter(
         state["target"],
@@ -353,6 +353,7 @@ def enter_node(state, flag, node, here, sequence, scale, target_logits, draft_la
         vocab_size,
     )
     if draft_kind != "one_hot":
+        has_draft = tensor_tensor(has_target, here[:, DRAFT_OK : DRAFT_OK + 1], nl.multiply)
         enter(
             state["draft"],
             state["draft_row"],
@@ -432,7 +433,8 @@ def take_out(state, token, rejected, rule):
     loses the token then.
     """
     masses, _, total = state["target"]
-    removed = spread(select(rejected, token, -1.0))
+    if rule != "independent":
+        removed = spread(select(rejected, token, -1.0))
     left = floats(masses.shape)
     if rule == "target_only":
         nisa.scalar_tensor_tensor(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import draft_verify
-from draft_verify.reference.sampling import best_token, sampling_law
+from draft_verify.reference.sampling import best_token, draw, group_size, sampling_law
 from tests.acceptance_cases import LARGEST_UNIFORM, SMALLEST_UNIFORM, Tally, check_draw, cut_undecided, rounding
 
 BACKENDS = ["reference", "emulator"]
@@ -64,6 +64,46 @@ def test_extreme_uniforms_draw_nothing_of_zero_probability(backend, uniform):
     logits[:, 17] = -3
     result = draft_verify.sample_tokens(logits, np.full((6, 2), uniform, np.float32), backend=backend)
     assert np.isfinite(logits[np.arange(6), result.tokens]).all()
+
+
+TAIL, GAP = 262_144, 20.5
+
+
+def tail_logits():
+    """vllm#43150: one token, and 262,144 others 20.5 below it, which share 3.3e-4 of the mass."""
+    logits = np.full(TAIL + 1, -GAP, np.float32)
+    logits[0] = 0
+    return logits, TAIL * np.exp(-GAP) / (1 + TAIL * np.exp(-GAP))
+
+
+def test_a_long_tail_gets_its_share_of_the_draws():
+    logits, share = tail_logits()
+    masses = np.exp(logits.astype(np.float64))
+    sums = np.add.reduceat(masses, np.arange(0, TAIL + 1, group_size(TAIL + 1)))
+    draws = 100_000
+    uniforms = draw_uniforms(draws)
+    # The draw's two steps, with the group sums computed once.
+    groups = np.searchsorted(np.cumsum(sums), uniforms[:, 0].astype(np.float64) * sums.sum(), side="right")
+    in_first = uniforms[groups == 0, 1].astype(np.float64) * sums[0] >= masses[0]
+    hits = (groups > 0).sum() + in_first.sum()
+    assert abs(hits - draws * share) < 4 * np.sqrt(draws * share)
+    for row in np.flatnonzero(groups > 0)[:5]:
+        assert draw(masses, *uniforms[row].astype(np.float64)) // group_size(TAIL + 1) == groups[row]
+
+
+def draw_uniforms(draws):
+    seeds = np.arange(draws, dtype=np.uint32)
+    return draft_verify.uniforms_for(seeds, np.zeros(draws, np.int32), 0, purpose="draft")
+
+
+def test_the_kernel_reaches_the_tail_where_the_reference_does():
+    logits, share = tail_logits()
+    uniforms = np.array([[1 - 1.01 * share, 0.5], [1 - 0.9 * share, 0.3], [1 - 0.1 * share, 0.7]], np.float32)
+    actual = draft_verify.sample_tokens(np.repeat(logits[None], 3, axis=0), uniforms, backend="emulator")
+    law = sampling_law(logits.astype(np.float64))
+    for b in range(3):
+        check_draw(actual.tokens[b], law, uniforms[b], rounding(logits, 1.0), Tally())
+    assert actual.tokens[0] == 0 and (actual.tokens[1:] > 0).all()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
