@@ -404,6 +404,7 @@ MAX_HEAD_DIM = 256
 MAX_ATTENTION_WINDOW = 64
 MAX_ATTENTION_BATCH = 64
 MAX_ATTENTION_SLOTS = 131_072
+MAX_SHARDS = 128  # a shard a partition
 
 
 def attention(
@@ -509,7 +510,7 @@ def attention_tree(tree: Any, batch: int, rows: int, draft_lens: Any) -> None:
 
 def merge_attention(outputs: Any, lses: Any) -> None:
     array("outputs", outputs, ("n", "B", "Hq", "T", "D"), FLOATS)
-    expect(outputs.shape[0] >= 1, "outputs", "no shard", "at least one")
+    expect(1 <= outputs.shape[0] <= MAX_SHARDS, "outputs", f"{outputs.shape[0]} shards", f"1 to {MAX_SHARDS}")
     array("lses", lses, tuple(outputs.shape[:4]), ("float32",))
 
 

@@ -60,7 +60,7 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current):
 
     Args:
         outputs: [shards, B, Hq, T, D] in HBM.
-        sums: [shards, B, Hq, T, 2] in HBM for each row's total, 0 in padding, and minus its maximum; or None.
+        sums: [shards, 2, B, Hq, T] in HBM for each row's total, 0 in padding, and minus its maximum; or None.
         shard: where in these.
     """
     state = fold_streams(shape, rows, constants, state)
@@ -99,19 +99,25 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current):
         operand1=state.total,
     )
     nisa.tensor_copy(dst=facts[:, 1:2], src=state.negative_max, engine=nisa.engine.gpsimd)
+    # Two rows make two descriptors, two columns one for each row.
+    staged = psum((2, rows.rows))
+    across = tile((2, rows.rows))
+    nisa.nc_transpose(dst=staged, data=facts, engine=nisa.engine.tensor)
+    nisa.tensor_copy(dst=across, src=staged, engine=nisa.engine.scalar)
+    all_rows = shape.batch * sequence_rows
     nisa.dma_copy(
-        dst=sums.reshape((sums.shape[0] * shape.batch, sequence_rows * 2)).ap(
-            pattern=[[2, rows.rows], [1, 2]],
-            offset=first_row * 2,
+        dst=sums.reshape((sums.shape[0] * 2 * shape.batch, sequence_rows)).ap(
+            pattern=[[all_rows, 2], [1, rows.rows]],
+            offset=shard * all_rows + first_row,
             scalar_offset=current.sequence_index,
             indirect_dim=0,
         ),
-        src=facts,
+        src=across,
     )
 
 
 def log_sum_exp(lse, sums):
-    """lse [B, Hq, T] = maximum + log(total), from `sums` [1, B, Hq, T, 2] as store_output leaves them."""
+    """lse [B, Hq, T] = maximum + log(total), from `sums` [1, 2, B, Hq, T] as store_output leaves them."""
     size = lse.size
     for first in range(0, size, PARTITIONS * LSE_COLUMNS):
         count = min(PARTITIONS * LSE_COLUMNS, size - first)
@@ -120,9 +126,11 @@ def log_sum_exp(lse, sums):
             partitions -= 1
         columns = count // partitions
         pattern = [[columns, partitions], [1, columns]]
-        facts = tile((partitions, columns, 2))
-        nisa.dma_copy(dst=facts, src=sums.ap(pattern=[[2 * columns, partitions], [1, 2 * columns]], offset=2 * first))
-        nisa.dma_copy(dst=lse.ap(pattern=pattern, offset=first), src=log_of_sum(facts[:, :, 0], facts[:, :, 1]))
+        total = tile((partitions, columns))
+        negative_max = tile((partitions, columns))
+        nisa.dma_copy(dst=total, src=sums.ap(pattern=pattern, offset=first))
+        nisa.dma_copy(dst=negative_max, src=sums.ap(pattern=pattern, offset=size + first))
+        nisa.dma_copy(dst=lse.ap(pattern=pattern, offset=first), src=log_of_sum(total, negative_max))
 
 
 def log_of_sum(total, negative_max):

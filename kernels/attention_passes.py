@@ -38,7 +38,7 @@ class Operands(NamedTuple):
     key_scale: object
     value_scale: object
     outputs: object  # [shards, B, Hq, T, D]
-    sums: object  # [shards, B, Hq, T, 2]
+    sums: object  # [shards, 2, B, Hq, T]
     shard: int  # this core's
 
 

@@ -5,7 +5,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_output import log_of_sum
-from .attention_plan import PARTITIONS, tile
+from .attention_plan import PARTITIONS, psum, tile
 from .attention_softmax import MASKED, NOTHING_SEEN, SMALLEST_SUM
 
 
@@ -33,7 +33,7 @@ def merge_all(outputs, lses, sums, output, lse):
         outputs: [n, B, Hq, T, D].
         lses: [n, B, Hq, T] fp32, or None where the shards are this kernel's own, which hold no NaN where nothing was
             seen, and come with `sums`.
-        sums: [n, B, Hq, T, 2] fp32, the total and minus the maximum of each row.
+        sums: [n, 2, B, Hq, T] fp32, the total and minus the maximum of each row.
         output, lse: where to write; `lse` may be None.
     """
     rows = outputs.size // outputs.shape[0] // outputs.shape[4]
@@ -51,32 +51,33 @@ def merge_all(outputs, lses, sums, output, lse):
         merge_rows(outputs, lses, sums, output, lse, min(PARTITIONS, last - row), row, None)
 
 
-def by_shard(values, width, rows, count, first, row):
-    """[count, n, width] of values [n, rows, width] in HBM, from row `first` + `row` on."""
-    shards = values.size // (rows * width)
-    loaded = tile((count, shards, width))
+def by_row(values, rows, count, first, row):
+    """[count, n] of values [n, rows] fp32 in HBM, from row `first` + `row` on: long descriptors, then a transpose."""
+    entries = values.size // rows
+    loaded = tile((entries, count))
     nisa.dma_copy(
         dst=loaded,
-        src=values.reshape((shards * rows, width)).ap(
-            pattern=[[width, count], [rows * width, shards], [1, width]],
-            offset=first * width,
-            scalar_offset=row,
-            indirect_dim=0,
+        src=values.reshape((values.size, 1)).ap(
+            pattern=[[rows, entries], [1, count]], offset=first, scalar_offset=row, indirect_dim=0
         ),
     )
-    return loaded
+    staged = psum((count, entries))
+    result = tile((count, entries))
+    nisa.nc_transpose(dst=staged, data=loaded, engine=nisa.engine.tensor)
+    nisa.tensor_copy(dst=result, src=staged, engine=nisa.engine.scalar)
+    return result
 
 
 def merge_rows(outputs, lses, sums, output, lse, count, first, row):
     """Merges `count` rows from `first` on, counted from `row`, a register or None."""
     shards, batch, heads, window, head_dim = outputs.shape
     rows = batch * heads * window
-    by_row = outputs.reshape((shards * rows, head_dim))
+    all_outputs = outputs.reshape((shards * rows, head_dim))
     if lses == None:  # noqa: E711
-        facts = by_shard(sums, 2, rows, count, first, row)
+        facts = by_row(sums, rows, count, first, row).reshape_dim(1, (shards, 2))
         logs = log_of_sum(facts[:, :, 0], facts[:, :, 1])
     else:
-        logs = by_shard(lses, 1, rows, count, first, row)[:, :, 0]
+        logs = by_row(lses, rows, count, first, row)
     # A shard that saw nothing has a log-sum-exp of -inf and a weight of exp(-inf + finite) = 0.
     negative_max = tile((count, 1))
     weights = tile((count, shards))
@@ -103,7 +104,7 @@ def merge_rows(outputs, lses, sums, output, lse, count, first, row):
         loaded = tile((count, head_dim), outputs.dtype)
         nisa.dma_copy(
             dst=loaded,
-            src=by_row.ap(
+            src=all_outputs.ap(
                 pattern=[[head_dim, count], [1, head_dim]],
                 offset=(shard * rows + first) * head_dim,
                 scalar_offset=row,

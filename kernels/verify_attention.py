@@ -100,7 +100,7 @@ def verify_attention(
     if by_slots:
         outputs = nl.ndarray((cores, batch, query_heads, window, head_dim), dtype=nl.float32, buffer=nl.shared_hbm)
     if by_slots or return_lse:
-        sums = nl.ndarray((slot_cores, batch, query_heads, window, 2), dtype=nl.float32, buffer=nl.shared_hbm)
+        sums = nl.ndarray((slot_cores, 2, batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
 
     table = None
     if parents != None:  # noqa: E711

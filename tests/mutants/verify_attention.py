@@ -55,7 +55,7 @@ MUTANTS = [
     Mutant(
         "earlier passes are not rescaled to the new maximum",
         "kernels/attention_softmax.py",
-        "op0=nl.multiply, operand0=step.decay, engine=nisa.engine.scalar",
+        "op0=nl.multiply, operand0=decay, engine=nisa.engine.scalar",
         "op0=nl.multiply, operand0=1.0, engine=nisa.engine.scalar",
         _AGREES,
     ),
