@@ -104,7 +104,7 @@ def workload_section(directory: Path, document: dict) -> Section:
         cost = next(StepCost(**r["cost"]) for r in chains if r["draft"] == draft)
         picture = pictures.acceptance_picture(directory / f"acceptance-{number}.png", survival)
         shown.append((picture, f"Acceptance by position, {draft}."))
-        curves = {kind: tune(conditional(rates), cost) for kind, rates in survival.items()}
+        curves = {kind: tune(conditional(rates), cost, len(rates)) for kind, rates in survival.items()}
         picture = pictures.speedup_picture(directory / f"speedup-{number}.png", curves)
         shown.append((picture, f"Modelled speedup against drafts a step, {draft}; the best circled."))
     rows = [

@@ -72,10 +72,10 @@ class Result:
 
     @property
     def tuning(self) -> Tuning | None:
-        """Every chain window from the measured rates; None for trees, or where nothing was drafted."""
+        """Every chain window up to the one that was run; None for trees, or where nothing was drafted."""
         if self.variant.tree is not None or not self.stats.drafted.any():
             return None
-        return tune(rates_per_step(self.stats), self.variant.cost)
+        return tune(rates_per_step(self.stats), self.variant.cost, self.variant.num_draft_tokens)
 
     def to_dict(self) -> dict:
         tuning = self.tuning
@@ -333,7 +333,9 @@ def main(argv: list[str] | None = None) -> int:
             if result.variant is variant:
                 total.merge(result.stats)
         if variant.tree is None and total.drafted.any():
-            print(f"\nall kinds, {variant.name}: {verdict(tune(rates_per_step(total), variant.cost))}")
+            print(
+                f"\nall kinds, {variant.name}: {verdict(tune(rates_per_step(total), variant.cost, arguments.window))}"
+            )
     if arguments.json:
         arguments.json.write_text(to_json(results, rates) + "\n")
     if arguments.report:
