@@ -67,7 +67,7 @@ def speedup_picture(path: Path, curves: Mapping[str, Tuning]) -> Path:
             )
         axes.set_xlabel("drafts a step, K (tokens)")
         axes.set_ylabel("speedup over plain decode (x)")
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.08 * max(tuning.best.speedup for tuning in curves.values()))
         axes.xaxis.get_major_locator().set_params(integer=True)
         return _save(figure, path, legend_columns=2, legend_title="best window, circled")
 
