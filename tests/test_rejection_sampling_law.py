@@ -16,7 +16,7 @@ from draft_verify.reference.rejection_sampling import (
     rejection_sampling,
     residual_law,
 )
-from draft_verify.reference.sampling import draw, group_size
+from draft_verify.reference.sampling import draw, group_size, sampling_law
 
 LIMIT = 1e-12
 
@@ -244,3 +244,22 @@ def test_block_decisions_switch_exactly_at_their_probabilities(seed, num_drafts)
             )
             always = [j for j in range(1, num_drafts + 1) if j != i and passes[j] > 1 - 1e-12]
             assert result.num_accepted[0] == max([0, *always, *([i] if passed else [])])
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    top_k=st.sampled_from([0, 1, 3, 7]),
+    top_p=st.sampled_from([1.0, 0.8, 0.3]),
+    min_p=st.sampled_from([0.0, 0.1]),
+)
+def test_the_law_does_not_depend_on_the_order_of_ids_a_constant_or_columns_of_no_mass(seed, top_k, top_p, min_p):
+    rng = np.random.default_rng(seed)
+    logits = rng.integers(-20, 20, 9) / 4.0  # ties are common, and sums with a constant exact
+    parameters = (0.7, top_k, top_p, min_p)
+    law = sampling_law(logits, *parameters)
+    order = rng.permutation(9)
+    np.testing.assert_allclose(sampling_law(logits[order], *parameters), law[order], atol=LIMIT)
+    np.testing.assert_allclose(sampling_law(logits + 64.0, *parameters), law, atol=LIMIT)
+    widened = sampling_law(np.concatenate([logits, np.full(4, -np.inf)]), *parameters)
+    np.testing.assert_allclose(widened, np.concatenate([law, np.zeros(4)]), atol=LIMIT)
+    assert law[logits == logits.max()].min() > 0 and len(set(law[law > 0])) <= len(set(logits))
