@@ -1,7 +1,8 @@
 """A few sequences, unrolled: each one's window, then its passes in runtime loops.
 
-A sequence with at least a pass of live slots takes them in whole passes from its first slot on, whose addresses are
-the loop's own register, then one that ends with its last slot. A shorter one takes passes that load more than is live.
+A sequence with at least a pass of live slots takes two passes together, its first and the one that ends with its last
+slot, and then the others, whose addresses are the loop's own register. A shorter one takes passes that load more than
+is live, and silences it.
 """
 
 from typing import NamedTuple
@@ -9,6 +10,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from .attention_lengths import load_lengths
 from .attention_loads import EVICTION_ENGINES, load_queries
 from .attention_output import store_output
 from .attention_passes import (
@@ -33,7 +35,6 @@ from .attention_work import (
     dense_passes,
     first_pass,
     latest_start,
-    load_lengths,
     pass_from,
     ragged_ends,
 )

@@ -3,6 +3,7 @@
 import nki.isa as nisa
 import nki.language as nl
 
+from .attention_lengths import load_lengths
 from .attention_loads import EVICTION_ENGINES, load_queries
 from .attention_output import store_output
 from .attention_passes import (
@@ -22,7 +23,7 @@ from .attention_passes import (
 )
 from .attention_plan import plan_rows, tile
 from .attention_softmax import new_state, restart, score_step, slot_bounds, weigh_step, window_mask
-from .attention_work import list_passes, listed_pass, load_lengths, long_sequences
+from .attention_work import list_passes, listed_pass, long_sequences
 
 
 def attend_many(shape, heads, operands, lengths, slot_cores):

@@ -1,12 +1,10 @@
 """Which cache slots are read when: each sequence's live slots cut into passes, by lengths that only the run knows.
 
-A few sequences are unrolled: the first pass of each has a known place, so that its loads need not wait for the
-lengths, and a runtime loop makes the others. Of many, a table in HBM, computed on the chip, lists all passes, and one
-runtime loop walks it: the program does not grow with the batch.
+A few sequences are unrolled, with runtime loops over the passes of each. Of many, a table in HBM, computed on the chip,
+lists all passes, and one runtime loop walks it: the program does not grow with the batch.
 
-The last pass of a sequence ends with its last live slot and so may begin among those of the pass before; only a
-sequence shorter than one pass reads slots that are not live. Values below 2^24 are exact in fp32; element offsets are
-int32, by tensor_tensor.
+A pass that ends with the last live slot may begin among those of the pass before; only a sequence shorter than one pass
+reads slots that are not live. Element offsets are int32, by tensor_tensor: fp32 would not be exact.
 """
 
 from typing import NamedTuple
@@ -14,6 +12,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from .attention_lengths import EVERYWHERE, QUADRANT, Lengths, spread, whole_steps
 from .attention_plan import PARTITIONS, tile
 
 # Columns of the table. Slots count from the first one that the pass loads.
@@ -27,8 +26,6 @@ VALUE_OFFSET = 6
 KEY_OFFSET = 7
 BLOCK = 8  # entry of the block table for the first slot, among those of all sequences
 COLUMNS = 9
-EVERYWHERE = float(1 << 24)  # past any slot
-QUADRANT = 32  # partitions that a shuffle reaches
 
 
 class Pass(NamedTuple):
@@ -49,156 +46,11 @@ class Pass(NamedTuple):
     block: object  # entry of the block table for the first slot loaded, among those of all sequences; None unless paged
 
 
-class Lengths(NamedTuple):
-    """fp32 tiles of one shape, an entry a sequence; all zero for an empty slot. For a ring, those of one lap of it."""
-
-    cached: object  # one past the last live slot
-    live_rows: object
-    position: object  # of row 0, in slots
-    oldest: object  # first slot that any row sees
-    base: object  # first slot to load: oldest, or where its block begins
-    block: object  # number of that block in the sequence's table; None unless paged
-
-
 class Work(NamedTuple):
     """A table [passes, COLUMNS] int32 in HBM, and the register that holds how many of its rows are used."""
 
     table: object
     count: object
-
-
-def load_lengths(shape, lengths):
-    """Lengths [128, B] of all sequences, one or, for a ring, of two laps.
-
-    From [B] int32 in HBM: seq_lens, draft_lens, then, if the call is positioned, cache_start and query_positions.
-
-    A sequence whose values do not fit counts as empty: 0 < live rows <= T, 0 <= seq_lens, room for both.
-    """
-    tiles = on_every_partition(lengths)
-    size = tiles[0].shape
-    cached = tiles[0]
-    rows = tiles[1]
-    good = tile(size)
-    total = tile(size)
-    nisa.tensor_scalar(dst=rows, data=rows, op0=nl.add, operand0=1.0)
-    if shape.cache_only:
-        nisa.tensor_copy(dst=total, src=cached)
-    else:
-        nisa.tensor_tensor(dst=total, data1=cached, data2=rows, op=nl.add)
-    room = EVERYWHERE if shape.ring else float(shape.slots)
-    nisa.tensor_scalar(dst=good, data=total, op0=nl.less_equal, operand0=room)
-    for values, op, bound in (
-        (cached, nl.greater_equal, 0.0),
-        (rows, nl.greater, 0.0),
-        (rows, nl.less_equal, float(shape.window)),
-    ):
-        nisa.scalar_tensor_tensor(dst=good, data=values, op0=op, operand0=bound, op1=nl.multiply, operand1=good)
-    nisa.tensor_tensor(dst=cached, data1=cached, data2=good, op=nl.multiply)
-    nisa.tensor_tensor(dst=rows, data1=rows, data2=good, op=nl.multiply)
-
-    position = cached
-    if shape.positioned:
-        position = tile(size)
-        nisa.tensor_tensor(dst=position, data1=tiles[3], data2=tiles[2], op=nl.subtract)
-    oldest = tile(size)
-    if shape.sliding_window > 0:
-        nisa.tensor_scalar(
-            dst=oldest,
-            data=position,
-            op0=nl.subtract,
-            operand0=float(shape.sliding_window - 1),
-            op1=nl.maximum,
-            operand1=0.0,
-        )
-        nisa.tensor_tensor(dst=oldest, data1=oldest, data2=cached, op=nl.minimum)
-    else:
-        nisa.memset(dst=oldest, value=0.0)
-    if not shape.ring:
-        return [based(shape, cached, rows, position, oldest)]
-    return laps(shape, cached, rows, position, oldest)
-
-
-def on_every_partition(lengths):
-    """[B] int32 arrays in HBM as fp32 tiles [128, B], the same on every partition.
-
-    By way of one partition: a DMA would need a descriptor for each of the 128.
-    """
-    batch = lengths[0].shape[0]
-    count = len(lengths)
-    first = tile((QUADRANT, count, batch))
-    everywhere = tile((PARTITIONS, count, batch))
-    nisa.memset(dst=first, value=0.0)
-    for i in range(count):
-        nisa.dma_copy(dst=first[0:1, i, :], src=lengths[i].reshape((1, batch)))
-    spread(everywhere, first, nisa.engine.vector)
-    tiles = []
-    for i in range(count):
-        tiles.append(everywhere[:, i, :])
-    return tiles
-
-
-def spread(everywhere, first, engine):
-    """everywhere [128, ...] = the first partition of `first` [32, ...], bit by bit."""
-    nisa.nc_stream_shuffle(dst=everywhere[0:QUADRANT], src=first, shuffle_mask=[0] * QUADRANT)
-    nisa.tensor_copy(dst=everywhere[QUADRANT : 2 * QUADRANT], src=everywhere[0:QUADRANT], engine=engine)
-    nisa.tensor_copy(dst=everywhere[2 * QUADRANT : PARTITIONS], src=everywhere[0 : 2 * QUADRANT], engine=engine)
-
-
-def laps(shape, cached, rows, position, oldest):
-    """A ring's newer lap, from slot 0 on, then what is left of the lap before it: two Lengths."""
-    size = cached.shape
-    slots = float(shape.slots)
-    kept = tile(size)
-    nisa.tensor_scalar(dst=kept, data=cached, op0=nl.subtract, operand0=slots)
-    nisa.tensor_tensor(dst=kept, data1=kept, data2=oldest, op=nl.maximum)
-    _, turn = whole_steps(cached, shape.slots)
-
-    newer = []
-    older = []
-    for values in (cached, position, kept):
-        here = tile(size)
-        before = tile(size)
-        nisa.tensor_tensor(dst=here, data1=values, data2=turn, op=nl.subtract)
-        nisa.tensor_scalar(dst=before, data=here, op0=nl.add, operand0=slots)
-        newer.append(here)
-        older.append(before)
-    # The older lap ends with the last slot; it has none where the newer one holds all that is seen.
-    nisa.tensor_scalar(dst=newer[2], data=newer[2], op0=nl.maximum, operand0=0.0)
-    nisa.tensor_scalar(dst=older[0], data=older[0], op0=nl.minimum, operand0=slots)
-    nisa.tensor_tensor(dst=older[2], data1=older[2], data2=older[0], op=nl.minimum)
-    return [
-        based(shape, newer[0], rows, newer[1], newer[2]),
-        based(shape, older[0], rows, older[1], older[2]),
-    ]
-
-
-def based(shape, cached, rows, position, oldest):
-    """Lengths with where loading begins."""
-    if shape.block_size == 0:
-        return Lengths(cached, rows, position, oldest, oldest, None)
-    block, base = whole_steps(oldest, shape.block_size)
-    return Lengths(cached, rows, position, oldest, base, block)
-
-
-def whole_steps(values, step):
-    """floor(values / step) and that times step, for fp32 integers; NKI has neither division nor mod."""
-    size = values.shape
-    rounded = tile(size, nl.int32)
-    quotient = tile(size)
-    rest = tile(size)
-    # The int32 quotient may be one off either way; the exact remainder tells.
-    nisa.tensor_scalar(dst=rounded, data=values, op0=nl.multiply, operand0=1.0 / step)
-    nisa.scalar_tensor_tensor(
-        dst=rest, data=rounded, op0=nl.multiply, operand0=-float(step), op1=nl.add, operand1=values
-    )
-    nisa.scalar_tensor_tensor(
-        dst=quotient, data=rest, op0=nl.greater_equal, operand0=float(step), op1=nl.add, operand1=rounded
-    )
-    nisa.tensor_scalar(dst=rest, data=rest, op0=nl.less, operand0=0.0)
-    nisa.tensor_tensor(dst=quotient, data1=quotient, data2=rest, op=nl.subtract)
-    multiple = tile(size)
-    nisa.tensor_scalar(dst=multiple, data=quotient, op0=nl.multiply, operand0=float(step))
-    return quotient, multiple
 
 
 class DensePasses(NamedTuple):
@@ -259,7 +111,7 @@ def long_sequences(chunk, lengths):
     return flags
 
 
-# A few sequences, unrolled -------------------------------------------------------------------------------------------
+# A few sequences, unrolled.
 
 
 def counters(values):
@@ -323,7 +175,7 @@ def pass_from(shape, lengths, sequence, begin, latest, block):
     return Pass(sequence, None, index, index, first, end, lengths.live_rows[:, one], None, position, entry)
 
 
-# Many sequences, listed ----------------------------------------------------------------------------------------------
+# Many sequences, listed.
 
 
 def list_passes(shape, chunk, laps_, chosen, dense):

@@ -282,7 +282,7 @@ def test_sequences_may_share_the_blocks_of_a_common_prefix(layout):
     assert_agrees(case)
 
 
-# Defects of other systems (shared/traps.md, section d) -------------------------------------------------------------
+# Defects that others had; the right results are in shared/traps.md, section d.
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -355,7 +355,7 @@ def test_nan_in_slots_never_written_does_not_spread_t54(backend):
     assert np.isfinite(output).all() and np.isfinite(lse[:, :, 0]).all()
 
 
-# Bad input --------------------------------------------------------------------------------------------------------
+# Bad input.
 
 
 GOOD = {"batch": 2, "heads": 2, "group": 2, "rows": 3, "slots": 20, "draft_lens": [2, 1], "seq_lens": [4, 17]}

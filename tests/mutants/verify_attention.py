@@ -82,7 +82,7 @@ MUTANTS = [
     ),
     Mutant(
         "a ring forgets its older lap",
-        "kernels/attention_work.py",
+        "kernels/attention_lengths.py",
         "nisa.tensor_tensor(dst=older[2], data1=older[2], data2=older[0], op=nl.minimum)",
         "nisa.tensor_copy(dst=older[2], src=older[0])",
         _AGREES,
