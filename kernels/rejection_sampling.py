@@ -33,14 +33,13 @@ from .row_facts import (
 )
 from .statistics import replace_spoiled
 from .vocabulary import (
+    MASS_BYTES,
     first_ids,
     floats,
     group_size,
     tensor_tensor,
     transpose,
 )
-
-MASS_BYTES = 98304  # of a partition, for the masses of a chunk's last rows
 
 
 @nki.jit

@@ -10,6 +10,7 @@ from .node_facts import BEST, TARGET_OK, TARGET_PEAK, TARGET_THRESHOLD, TARGET_T
 from .row_facts import load_parameters
 from .statistics import entry_at, kept_mass, replace_spoiled
 from .vocabulary import (
+    MASS_BYTES,
     NUM_GROUPS,
     first_ids,
     floats,
@@ -20,8 +21,6 @@ from .vocabulary import (
     tensor_tensor,
     transpose,
 )
-
-MASS_BYTES = 98304  # of a partition, for the masses of a chunk's rows
 
 
 @nki.jit

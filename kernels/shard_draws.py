@@ -20,9 +20,14 @@ from .shards import (
     shard_geometry,
 )
 from .statistics import best_finite
-from .vocabulary import NUM_GROUPS, floats, group_size, spread, transpose
-
-MASS_BYTES = 98304  # of a partition, for the masses of a chunk's last rows
+from .vocabulary import (
+    MASS_BYTES,
+    NUM_GROUPS,
+    floats,
+    group_size,
+    spread,
+    transpose,
+)
 
 
 @nki.jit

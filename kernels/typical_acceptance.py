@@ -23,6 +23,7 @@ from .statistics import entry_at, first_of_largest, lane_best, replace_spoiled, 
 from .tree import load_parents, load_row_tokens, require_tree
 from .vocabulary import (
     FILL,
+    MASS_BYTES,
     NUM_GROUPS,
     first_ids,
     floats,
@@ -34,7 +35,6 @@ from .vocabulary import (
     transpose,
 )
 
-MASS_BYTES = 98304  # of a partition, for the masses of a chunk's last rows
 LOWEST_DIFFERENCE = -1.0e30  # of a logit to the row's largest, instead of -inf: 0 times it is 0
 LIMIT = NODE_FACTS  # after the node facts: what a draft's mass must exceed, as exp((x - peak) / T)
 FACTS = NODE_FACTS + 1

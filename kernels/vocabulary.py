@@ -18,6 +18,7 @@ BLOCK = 32  # ids of a lane that share a maximum: about as many as there are blo
 FILL = -(2.0**127)  # what lanes without an id hold: below every logit, exact and finite in bf16 too
 LOWEST_PEAK = -1.0e30  # stands in for -inf where a maximum is subtracted; its scaled value stays finite
 BIG_ID = 16777216.0  # above every id; integers below it are exact in fp32
+MASS_BYTES = 98304  # of a partition, for the masses of the rows that a chunk of sequences draws from
 ROW_TILE_BYTES = 49152  # of a partition: a window of 8 fp32 rows of 152k ids, with room for a second one in flight
 
 
