@@ -416,6 +416,12 @@ def test_a_bad_option_is_refused_by_name(argument, value):
         case.run("reference", **{argument: value})
 
 
+def test_blocks_that_no_pass_can_load_are_refused():
+    case = make_case(1, batch=1, slots=129, block_size=129, cache_layout="NHPD", seq_lens=[3], draft_lens=[0])
+    with pytest.raises(ValueError, match="blocks of 129"):
+        case.run("reference")
+
+
 @pytest.mark.parametrize("entry", [-1, 99])
 def test_a_block_that_does_not_exist_is_refused(entry):
     case = make_case(**GOOD, cache_layout="NHPD")
