@@ -206,4 +206,32 @@ MUTANTS = [
         "weight = sampled",
         (SAMPLE,),
     ),
+    Mutant(
+        "raw log-probabilities are read after processing (kernel)",
+        "kernels/token_logprobs.py",
+        "heat, cuts = (scale, limits) if which == 0 else (ones, [])",
+        "heat, cuts = (scale, limits) if which == 0 else (scale, [])",
+        ("tests/test_token_logprobs.py",),
+    ),
+    Mutant(
+        "a grammar's bits are read from the top of a word (kernel)",
+        "kernels/mask_logits.py",
+        "operand0=bit,",
+        "operand0=WORD - 1 - bit,",
+        ("tests/test_mask_logits.py",),
+    ),
+    Mutant(
+        "ranks give local ids (kernel)",
+        "kernels/shards.py",
+        "pattern=[[width, num_shards], [size, lanes]]",
+        "pattern=[[0, num_shards], [size, lanes]]",
+        ("tests/test_combine_shards.py::test_a_spoiled_row_on_one_rank_is_flagged_on_all",),
+    ),
+    Mutant(
+        "draft ids of one target id do not add up (reference)",
+        "reference/draft_vocabulary.py",
+        "np.add.at(laws[b, row], draft_to_target, law)",
+        "laws[b, row, draft_to_target] = law",
+        ("tests/test_draft_vocabulary.py",),
+    ),
 ]
