@@ -8,12 +8,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 FLOATS = ("float32", "bfloat16")
 FLOAT8 = "float8_e4m3"
-LARGEST_FLOAT8 = float(ml_dtypes.finfo(ml_dtypes.float8_e4m3).max)
 
 
 def dtype_name(array: Any) -> str:
