@@ -59,9 +59,8 @@ def attention_tkg(
     )  # fmt: skip
 
     def attention(query, key, value, key_cache, value_cache, mask, positions):
-        manager = allocator.SbufManager(
-            0, nl.tile_size.total_available_sbuf_size - SBUF_RESERVED, logging.Logger("peer")
-        )
+        quiet = logging.Logger("peer", logging.LogLevel.WARN)
+        manager = allocator.SbufManager(0, nl.tile_size.total_available_sbuf_size - SBUF_RESERVED, quiet)
         manager.open_scope()
         out = nl.ndarray((batch, heads, head_size, rows), dtype=query.dtype, buffer=nl.shared_hbm)
         query_tile = manager.alloc_stack(query.shape, dtype=query.dtype, buffer=nl.sbuf)
