@@ -38,8 +38,8 @@ def verify_attention(
     heads = num_heads(value_cache, cache_layout)
     slots = num_slots(value_cache, cache_layout, block_table)
     scale = head_dim**-0.5 if scale is None else scale
-    key_scales = np.broadcast_to(np.float64(1.0 if key_scale is None else key_scale), (heads,))
-    value_scales = np.broadcast_to(np.float64(1.0 if value_scale is None else value_scale), (heads,))
+    key_scales = np.broadcast_to(np.asarray(1.0 if key_scale is None else key_scale, np.float64), (heads,))
+    value_scales = np.broadcast_to(np.asarray(1.0 if value_scale is None else value_scale, np.float64), (heads,))
     output = np.zeros(query.shape, query.dtype)
     lse = np.full(query.shape[:3], -np.inf, np.float32)
 
