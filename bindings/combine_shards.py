@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.parameters import per_sequence
+from draft_verify.parameters import draft_law, per_sequence
 from draft_verify.reference import combine_shards as reference
 from draft_verify.reference.acceptance import Acceptance
 
@@ -78,13 +78,13 @@ def shard_statistics(
             draft_lens=draft_lens,
             temperature=temperature,
         )
-    draft_law, draft = _draft(draft_logits, draft_probs, rows)
+    law, draft = draft_law(draft_logits, draft_probs) if rows > 1 else (None, "one_hot")
     return launch(
         "shard_statistics",
         draft_tokens if rows > 1 else None,
         target_logits,
         uniforms,
-        draft_law,
+        law,
         draft_lens,
         temperature,
         draft,
@@ -149,14 +149,14 @@ def shard_draws(
             draft_lens=draft_lens,
             temperature=temperature,
         )
-    draft_law, draft = _draft(draft_logits, draft_probs, rows)
+    law, draft = draft_law(draft_logits, draft_probs) if rows > 1 else (None, "one_hot")
     return launch(
         "shard_draws",
         statistics,
         draft_tokens if rows > 1 else None,
         target_logits,
         uniforms,
-        draft_law,
+        law,
         draft_lens,
         temperature,
         draft,
@@ -225,11 +225,3 @@ def combine_shards(
         lnc=lnc,
     )
     return Acceptance(tokens, num_accepted, path, invalid != 0)
-
-
-def _draft(draft_logits: Any, draft_probs: Any, rows: int) -> tuple[Any, str]:
-    if rows > 1 and draft_logits is not None:
-        return draft_logits, "logits"
-    if rows > 1 and draft_probs is not None:
-        return draft_probs, "probs"
-    return None, "one_hot"

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from draft_verify.acceptance_stats import AcceptanceStats
 from draft_verify.combine_shards import combine_shards, shard_draws, shard_statistics
 from draft_verify.merge_attention import merge_attention
+from draft_verify.parameters import draft_law
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.verify_attention import verify_attention
 
@@ -118,7 +119,7 @@ def vocabulary_parallel_sampling(
     statistics = shard_statistics(draft_tokens, target_logits, uniforms, num_shards=ranks, **shard)
     statistics = gather(statistics, group)
     draws = gather(shard_draws(statistics, draft_tokens, target_logits, uniforms, **shard), group)
-    draft = "logits" if draft_logits is not None else "probs" if draft_probs is not None else "one_hot"
+    _, draft = draft_law(draft_logits, draft_probs)
     return combine_shards(statistics, draws, draft_tokens, uniforms, vocab_size=vocab_size, draft=draft, **shared)
 
 

@@ -8,7 +8,7 @@ from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import TRACING, launch
 from draft_verify.mask_logits import mask_logits
-from draft_verify.parameters import per_sequence
+from draft_verify.parameters import draft_law, per_sequence, truncation
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.draft_vocabulary import onto_target
 from draft_verify.reference.rejection_sampling import rejection_sampling as reference
@@ -80,11 +80,7 @@ def rejection_sampling(
     )
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
-    cut = top_k is not None or top_p is not None or min_p is not None
-    if cut:
-        top_k = per_sequence(top_k, 0, batch, "int32", draft_tokens)
-        top_p = per_sequence(top_p, 1.0, batch, "float32", draft_tokens)
-        min_p = per_sequence(min_p, 0.0, batch, "float32", draft_tokens)
+    cut, top_k, top_p, min_p = truncation(top_k, top_p, min_p, batch, draft_tokens)
     if backend == "reference":
         return reference(
             draft_tokens,
@@ -112,20 +108,15 @@ def rejection_sampling(
             draft_logits = mask_logits(
                 draft_logits, allowed_mask[:, :-1], vocab_size=vocab_size, backend=backend, lnc=lnc
             )
-    if draft_logits is not None:
-        draft_law, draft_kind = draft_logits, "logits"
-    elif draft_probs is not None:
-        draft_law, draft_kind = draft_probs, "probs"
-    else:
-        draft_law, draft_kind = None, "one_hot"
+    law, draft_kind = draft_law(draft_logits, draft_probs)
     if rows == 1:
-        draft_tokens, draft_law, draft_kind = None, None, "one_hot"
+        draft_tokens, law, draft_kind = None, None, "one_hot"
     tokens, num_accepted, path, invalid = launch(
         "rejection_sampling",
         draft_tokens,
         target_logits,
         uniforms,
-        draft_law,
+        law,
         draft_lens,
         temperature,
         top_k,

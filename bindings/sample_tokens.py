@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.parameters import per_sequence
+from draft_verify.parameters import per_sequence, truncation
 from draft_verify.reference.sample_tokens import SampledTokens
 from draft_verify.reference.sample_tokens import sample_tokens as reference
 
@@ -45,11 +45,7 @@ def sample_tokens(
     """
     batch, vocab_size = checks.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p, vocab_size)
     temperature = per_sequence(temperature, 1.0, batch, "float32", logits)
-    cut = top_k is not None or top_p is not None or min_p is not None
-    if cut:
-        top_k = per_sequence(top_k, 0, batch, "int32", logits)
-        top_p = per_sequence(top_p, 1.0, batch, "float32", logits)
-        min_p = per_sequence(min_p, 0.0, batch, "float32", logits)
+    cut, top_k, top_p, min_p = truncation(top_k, top_p, min_p, batch, logits)
     if backend == "reference":
         return reference(
             logits, uniforms, temperature, top_k, top_p, min_p, vocab_size=vocab_size, return_law=return_law

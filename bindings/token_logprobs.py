@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.parameters import per_sequence
+from draft_verify.parameters import per_sequence, truncation
 from draft_verify.reference.token_logprobs import Logprobs
 from draft_verify.reference.token_logprobs import token_logprobs as reference
 
@@ -45,11 +45,7 @@ def token_logprobs(
     """
     batch, vocab_size = checks.token_logprobs(target_logits, tokens, path, temperature, top_k, top_p, min_p, vocab_size)
     temperature = per_sequence(temperature, 1.0, batch, "float32", tokens)
-    cut = top_k is not None or top_p is not None or min_p is not None
-    if cut:
-        top_k = per_sequence(top_k, 0, batch, "int32", tokens)
-        top_p = per_sequence(top_p, 1.0, batch, "float32", tokens)
-        min_p = per_sequence(min_p, 0.0, batch, "float32", tokens)
+    cut, top_k, top_p, min_p = truncation(top_k, top_p, min_p, batch, tokens)
     if backend == "reference":
         return reference(
             target_logits,

@@ -8,7 +8,7 @@ from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import TRACING, launch
 from draft_verify.mask_logits import mask_logits
-from draft_verify.parameters import per_sequence
+from draft_verify.parameters import draft_law, per_sequence, truncation
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.draft_vocabulary import onto_target
 from draft_verify.reference.tree_acceptance import tree_acceptance as reference
@@ -84,11 +84,7 @@ def tree_acceptance(
     )
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
-    cut = top_k is not None or top_p is not None or min_p is not None
-    if cut:
-        top_k = per_sequence(top_k, 0, batch, "int32", draft_tokens)
-        top_p = per_sequence(top_p, 1.0, batch, "float32", draft_tokens)
-        min_p = per_sequence(min_p, 0.0, batch, "float32", draft_tokens)
+    cut, top_k, top_p, min_p = truncation(top_k, top_p, min_p, batch, draft_tokens)
     if backend == "reference":
         return reference(
             tree,
@@ -115,17 +111,14 @@ def tree_acceptance(
         target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
         if draft_logits is not None:
             draft_logits = mask_logits(draft_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
-    if draft_logits is not None:
-        draft_law, draft_kind = draft_logits, "logits"
-    else:
-        draft_law, draft_kind = draft_probs, "probs" if draft_probs is not None else "one_hot"
+    law, draft_kind = draft_law(draft_logits, draft_probs)
     tokens, num_accepted, path, invalid = launch(
         "tree_acceptance",
         tree,
         draft_tokens if rows > 1 else None,
         target_logits,
         uniforms,
-        draft_law,
+        law,
         draft_lens,
         temperature,
         top_k,
