@@ -1,18 +1,21 @@
-"""SBUF and PSUM: what is live at once must fit, tensors at chosen addresses must not overwrite live ones."""
+"""SBUF, PSUM and registers: what is live at once must fit, tensors at chosen addresses must not overwrite live ones."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .instruction import Refusal
 from .machine import trn2
-from .program import Block, Program
+from .opaque import VirtualRegister
+from .program import Block, Loop, Program
 from .tensor import PARTITIONS, Storage
 
 SBUF_BYTES = int(trn2.sbuf_bytes)
 PSUM_BANKS = int(trn2.psum_banks)
 PSUM_BANK_BYTES = int(trn2.psum_bank_bytes)
 SBUF_ALIGN = 32
+REGISTERS = int(trn2.registers)
 
 
 def lifetimes(block: Block) -> dict[Storage, tuple[int, int]]:
@@ -77,8 +80,46 @@ def peak(block: Block, buffer: str) -> Peak:
     return best
 
 
+def peak_registers(block: Block) -> int:
+    """The most registers that hold a value at once on a core, each from its first use to its last.
+
+    Pessimistic: as if one sequencer held them all.
+    """
+    changes: dict[int, int] = {}
+    spans: dict[VirtualRegister, tuple[int, int]] = {}
+    for register, first, last in _register_uses(block):
+        start, end = spans.get(register, (first, last))
+        spans[register] = (min(start, first), max(end, last))
+    for first, last in spans.values():
+        changes[first] = changes.get(first, 0) + 1
+        changes[last + 1] = changes.get(last + 1, 0) - 1
+    live = most = 0
+    for index in sorted(changes):
+        live += changes[index]
+        most = max(most, live)
+    return most
+
+
+def _register_uses(block: Block) -> Iterator[tuple[VirtualRegister, int, int]]:
+    """(register, first call, last call) of each use: all of a loop for its own, and for what its body uses."""
+    for item in block.items:
+        if isinstance(item, Loop):
+            used = [item.register, item.lower, item.upper, item.condition, item.next_condition]
+            used += [register for register, _, _ in _register_uses(item.body)]
+            first, last = item.first, item.last - 1
+        else:
+            used = [*item.args.values(), *(tensor.scalar_offset for _, tensor, _ in item.tensors())]
+            first = last = item.index
+        for register in used:
+            if isinstance(register, VirtualRegister):
+                yield register, first, last
+
+
 def check(program: Program) -> None:
-    """Refuses a program that needs more SBUF or PSUM than there is, or puts live tensors over one another."""
+    """Refuses a program that needs more SBUF or PSUM than there is, or puts live tensors over one another.
+
+    More registers than there are is a note: the compiler allocates them, and no document says what it does then.
+    """
     for core, block in enumerate(program.cores):
         for buffer, limit, what in (("sbuf", SBUF_BYTES, "bytes a partition"), ("psum", PSUM_BANKS, "banks")):
             most = peak(block, buffer)
@@ -90,6 +131,11 @@ def check(program: Program) -> None:
                                   largest=[f"{s} {s.source}" for s in largest])  # fmt: skip
                 refusal.where = f"{where}: "
                 raise refusal
+        registers = peak_registers(block)
+        if registers > REGISTERS:
+            program.notes.append(
+                f"core {core}: {registers} registers are live at once, an engine has {REGISTERS}: UNVERIFIED"
+            )
         _check_addresses(block)
 
 

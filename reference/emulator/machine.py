@@ -62,6 +62,7 @@ class Machine:
     sbuf_bytes: Number
     psum_banks: Number
     psum_bank_bytes: Number
+    registers: Number
 
     def clock(self, engine: str) -> Number:
         """Cycles a second of `engine`, one of ENGINES."""
@@ -135,4 +136,5 @@ trn2 = Machine(
     sbuf_bytes=Number(212_984, "B/partition", "T2: 224 KiB less 16 KiB of DMA scratch and 8 B"),
     psum_banks=Number(8, "", "T1"),
     psum_bank_bytes=Number(2048, "B/partition", "T1"),
+    registers=Number(64, "", "nisa.register_alloc: of each engine's sequencer"),
 )

@@ -79,3 +79,37 @@ def test_a_long_unrolled_kernel_runs_in_the_memory_of_what_is_live():
     assert (program.run(X) == 201).all()
     on_chip = {id(array) for storage, array in program._linked.memory.bytes.items() if storage.on_chip}
     assert len(on_chip) <= 3
+
+
+def looped(counts):
+    """A kernel with one loop for each entry of `counts` [1, n], all bounds loaded before the first loop."""
+    many = counts.shape[1]
+
+    def kernel(x, counts):
+        out = nl.ndarray((128, 1000), nl.float32, buffer=nl.shared_hbm)
+        total, loaded = nl.load(x), nl.load(counts)
+        bounds = []
+        for i in range(many):
+            bounds.append(nisa.register_alloc())
+            nisa.register_load(bounds[i], loaded[:, i : i + 1])
+
+        def body(i):
+            nisa.tensor_tensor(total, total, total, nl.add)
+
+        for i in range(many):
+            nl.fori_loop(0, bounds[i], body)
+        nl.store(out, total)
+        return out
+
+    return emulator.trace(kernel, X, counts)
+
+
+def test_a_register_lives_from_its_first_use_to_its_last():
+    program = looped(np.ones((1, 5), np.int32))
+    # All bounds, and the first loop's own counter.
+    assert capacity.peak_registers(program.cores[0]) == 5 + 1
+
+
+def test_more_live_registers_than_an_engine_has_are_noted():
+    assert not any("registers" in note for note in looped(np.ones((1, 63), np.int32)).notes)
+    assert any("65 registers are live" in note for note in looped(np.ones((1, 64), np.int32)).notes)
