@@ -21,6 +21,7 @@ ROWS = (4, 8, 16)
 SLOTS = (2048, 8192, 32768)
 HEAD_SIZES = (64, 128)
 VOCABULARIES = (32_000, 128_256, 151_936)
+DRAFT_VOCABULARY = 32_000  # EAGLE-3 heads
 QUERY_HEADS = 8
 HIDDEN = 4096
 BF16 = ml_dtypes.bfloat16
@@ -175,6 +176,10 @@ def acceptance(quick: bool) -> Iterator[Case]:
             yield Case("tree_acceptance", rule, point, inputs, laws * moved)
     for point in _grid(quick, B=BATCHES, V=VOCABULARIES):
         yield Case("sample_tokens", "", point, _sample_inputs(point), point["B"] * point["V"] * 2)
+    for point in _grid(quick, B=BATCHES, T=ROWS, V=VOCABULARIES):
+        point |= {"Vd": min(DRAFT_VOCABULARY, point["V"])}
+        yield _projection(point, "probs", np.float32)
+        yield _projection(point, "logits", BF16)
 
 
 def _laws(point: dict[str, int], make: Make, uniforms: bool, draft_logits: bool, draft_rows: int) -> tuple[list, dict]:
@@ -201,6 +206,19 @@ def _tree_inputs(point: dict[str, int], uniforms: bool = False, draft_logits: bo
         return (tree, *args), laws | options
 
     return inputs
+
+
+def _projection(point: dict[str, int], kind: str, dtype: Any) -> Case:
+    """Every draft id a target id of its own, spread evenly."""
+    batch, rows, size, draft_size = point["B"], point["T"] - 1, point["V"], point["Vd"]
+
+    def inputs(make: Make) -> tuple[tuple, dict]:
+        targets = (np.arange(draft_size) * size // draft_size).astype(np.int32)
+        law = {f"draft_{kind}": make((batch, rows, draft_size), dtype)}
+        return (draft_verify.invert_draft_to_target(targets, size),), law
+
+    moved = batch * rows * (draft_size * np.dtype(dtype).itemsize + size * 4) + size * 4
+    return Case("project_draft_law", kind, point, inputs, moved)
 
 
 def _sample_inputs(point: dict[str, int]):

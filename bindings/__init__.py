@@ -9,6 +9,7 @@ from draft_verify.compact_window import compact_window
 from draft_verify.greedy_acceptance import greedy_acceptance
 from draft_verify.mask_logits import mask_logits
 from draft_verify.merge_attention import merge_attention
+from draft_verify.project_draft_law import invert_draft_to_target, project_draft_law
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.sample_tokens import SampledTokens
 from draft_verify.reference.token_logprobs import Logprobs
@@ -38,8 +39,10 @@ __all__ = [
     "compact_window",
     "draft_cache_lens",
     "greedy_acceptance",
+    "invert_draft_to_target",
     "mask_logits",
     "merge_attention",
+    "project_draft_law",
     "rejection_sampling",
     "restore_ring",
     "ring_slots",

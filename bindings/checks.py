@@ -363,31 +363,75 @@ def rejection_sampling(
     rule: str,
     vocab_size: int | None,
     draft_to_target: Any = None,
+    target_to_draft: Any = None,
 ) -> tuple[int, int, int]:
     expect(rule in CHAIN_RULES, "rule", repr(rule), " or ".join(map(repr, CHAIN_RULES)))
     batch, rows, vocab_size = acceptance(draft_tokens, target_logits, draft_lens, vocab_size)
     uniforms(uniforms_, batch, rows + 1)
     expect(draft_logits is None or draft_probs is None, "draft_probs", "draft_logits as well", "one draft law")
-    for argument, law in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
-        if law is not None:
-            array(argument, law, (batch, rows - 1, draft_width(draft_to_target, target_logits, vocab_size)), FLOATS)
-    draft_law_needed(draft_to_target, draft_logits, draft_probs)
+    shape = (batch, rows - 1, target_logits.shape[2])
+    draft_laws(draft_logits, draft_probs, shape, draft_to_target, target_to_draft, vocab_size)
     sampling(batch, temperature, top_k, top_p, min_p)
     return batch, rows, vocab_size
 
 
-def draft_width(draft_to_target: Any, target_logits: Any, vocab_size: int) -> int:
-    """Columns of a draft law: the target's, or those of the draft's own vocabulary."""
-    if draft_to_target is None:
-        return target_logits.shape[2]
-    array("draft_to_target", draft_to_target, ("Vd",), ("int32",))
-    in_range("draft_to_target", draft_to_target, 0, vocab_size - 1, f"target ids, 0 to {vocab_size - 1}")
-    return draft_to_target.shape[0]
-
-
-def draft_law_needed(draft_to_target: Any, draft_logits: Any, draft_probs: Any) -> None:
+def draft_laws(
+    draft_logits: Any,
+    draft_probs: Any,
+    shape: tuple[int, int, int],
+    draft_to_target: Any,
+    target_to_draft: Any,
+    vocab_size: int,
+) -> None:
+    """Checks a draft law, if there is one: of `shape`, or with as many columns as the draft's own vocabulary has."""
     given = draft_logits is not None or draft_probs is not None
-    expect(given or draft_to_target is None, "draft_to_target", "no draft law", "draft_logits or draft_probs with it")
+    for argument, mapped in (("draft_to_target", draft_to_target), ("target_to_draft", target_to_draft)):
+        expect(given or mapped is None, argument, "no draft law", "draft_logits or draft_probs with it")
+    columns: int | str = shape[2]
+    if draft_to_target is not None:
+        expect(target_to_draft is None, "target_to_draft", "draft_to_target as well", "one of the two maps")
+        draft_to_target_ids(draft_to_target, vocab_size)
+        columns = draft_to_target.shape[0]
+    if target_to_draft is not None:
+        target_to_draft_ids(target_to_draft, vocab_size)
+        columns = "Vd"
+    for argument, law in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
+        if law is not None:
+            array(argument, law, (*shape[:2], columns), FLOATS)
+
+
+def draft_to_target_ids(draft_to_target: Any, vocab_size: int) -> None:
+    array("draft_to_target", draft_to_target, ("Vd",), ("int32",))
+    expect(draft_to_target.shape[0] >= 1, "draft_to_target", "no ids", "at least one draft id")
+    in_range("draft_to_target", draft_to_target, 0, vocab_size - 1, f"target ids, 0 to {vocab_size - 1}")
+
+
+def target_to_draft_ids(target_to_draft: Any, vocab_size: int | str) -> None:
+    array("target_to_draft", target_to_draft, ("M", vocab_size), ("int32",))
+    entries, width = target_to_draft.shape
+    expect(entries >= 1, "target_to_draft", "no rows", "one row at least")
+    expect(1 <= width <= MAX_VOCAB, "target_to_draft", f"{width} target ids", f"1 to {MAX_VOCAB}")
+
+
+def project_draft_law(
+    target_to_draft: Any,
+    draft_logits: Any,
+    draft_probs: Any,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+) -> int:
+    """Returns the batch."""
+    target_to_draft_ids(target_to_draft, "V")
+    laws = [law for law in (draft_logits, draft_probs) if law is not None]
+    expect(len(laws) == 1, "draft_probs", f"{len(laws)} draft laws", "draft_logits or draft_probs, one of them")
+    array("draft_probs" if draft_logits is None else "draft_logits", laws[0], ("B", "R", "Vd"), FLOATS)
+    batch, rows, size = laws[0].shape
+    expect(batch >= 1 and 1 <= rows <= MAX_ROWS, "draft_probs", f"{batch} x {rows} rows", f"1 x 1 to B x {MAX_ROWS}")
+    expect(1 <= size <= MAX_VOCAB, "draft_probs", f"{size} draft ids", f"1 to {MAX_VOCAB}")
+    sampling(batch, temperature, top_k, top_p, min_p)
+    return batch
 
 
 def uniforms_for(seeds: Any, positions: Any, K: int, purpose: str, purposes: tuple[str, ...]) -> None:
@@ -536,6 +580,7 @@ def tree_acceptance(
     min_p: Any,
     vocab_size: int | None,
     draft_to_target: Any = None,
+    target_to_draft: Any = None,
 ) -> tuple[int, int, int]:
     expect(rule in TREE_RULES, "rule", repr(rule), " or ".join(map(repr, TREE_RULES)))
     batch, rows, vocab_size = acceptance(draft_tokens, target_logits, draft_lens, vocab_size)
@@ -545,10 +590,8 @@ def tree_acceptance(
     laws = [law for law in (draft_logits, draft_probs) if law is not None]
     needed = rule in ("without_replacement", "independent")
     expect(len(laws) == needed, "draft_probs", f"{len(laws)} draft laws", f"{int(needed)} for rule {rule!r}")
-    for argument, law in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
-        if law is not None:
-            array(argument, law, (batch, rows, draft_width(draft_to_target, target_logits, vocab_size)), FLOATS)
-    draft_law_needed(draft_to_target, draft_logits, draft_probs)
+    shape = (batch, rows, target_logits.shape[2])
+    draft_laws(draft_logits, draft_probs, shape, draft_to_target, target_to_draft, vocab_size)
     sampling(batch, temperature, top_k, top_p, min_p)
     return batch, rows, vocab_size
 

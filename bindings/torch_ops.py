@@ -193,6 +193,13 @@ def _masked_outputs(logits: torch.Tensor, vocab_size: int | None, **_: Any) -> l
     return [logits.new_empty((*logits.shape[:-1], logits.shape[-1] if vocab_size is None else vocab_size))]
 
 
+def _projected_outputs(
+    target_to_draft: torch.Tensor, draft_logits: torch.Tensor | None, draft_probs: torch.Tensor | None, **_: Any
+) -> list[torch.Tensor]:
+    law = draft_probs if draft_logits is None else draft_logits
+    return [law.new_empty((*law.shape[:2], target_to_draft.shape[1]), dtype=torch.float32)]
+
+
 def _shard_statistics(target_logits: torch.Tensor, num_shards: int, **_: Any) -> list[torch.Tensor]:
     return [target_logits.new_empty((*target_logits.shape[:2], 5 * (128 // num_shards) + 2), dtype=torch.float32)]
 
@@ -256,6 +263,7 @@ _OUTPUTS = {
     "verify_attention": _attention_outputs,
     "mask_logits": _masked_outputs,
     "merge_attention": _merged_outputs,
+    "project_draft_law": _projected_outputs,
     "save_ring": _saved_outputs,
     "shift_conv_window": _shifted_outputs,
     "select_state": _selected_outputs,

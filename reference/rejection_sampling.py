@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 
 from draft_verify.reference.acceptance import Acceptance, empty_acceptance, write_chain
-from draft_verify.reference.draft_vocabulary import onto_target
 from draft_verify.reference.mask_logits import mask_logits
+from draft_verify.reference.project_draft_law import invert_draft_to_target, project_draft_law
 from draft_verify.reference.sampling import best_token, draw, has_law, sampling_law
 
 Pair = tuple[np.ndarray, np.ndarray, int]  # a row's target law, its draft's law and the draft
@@ -125,13 +125,22 @@ def rejection_sampling(
     vocab_size: int | None = None,
     allowed_mask: np.ndarray | None = None,
     draft_to_target: np.ndarray | None = None,
+    target_to_draft: np.ndarray | None = None,
 ) -> Acceptance:
     """See `draft_verify.rejection_sampling`."""
     batch, num_rows, width = target_logits.shape
     vocab_size = width if vocab_size is None else vocab_size
     if draft_to_target is not None:
-        draft_probs = onto_target(
-            draft_logits, draft_probs, draft_to_target, vocab_size, temperature, top_k, top_p, min_p
+        target_to_draft = invert_draft_to_target(draft_to_target, vocab_size)
+    if target_to_draft is not None:
+        draft_probs = project_draft_law(
+            target_to_draft,
+            draft_logits=draft_logits,
+            draft_probs=draft_probs,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
         )
         draft_logits = None
     if allowed_mask is not None:
