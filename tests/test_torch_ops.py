@@ -104,6 +104,16 @@ SAMPLES = {
             {"draft_probs": laws(B, T - 1, V), "temperature": np.array([0, 2], np.float32), "draft_lens": ints(-1, 3)},
         ),
     ],
+    "rejection_sampling own vocabulary": [
+        (
+            (DRAFTS, LOGITS, uniforms(T + 1)),
+            {"draft_logits": values(B, T - 1, 3, seed=2), **given, "allowed_mask": ints(*[[[-2]] * T] * B)},
+        )
+        for given in (
+            {"draft_to_target": ints(4, 7, 4)},
+            {"target_to_draft": draft_verify.invert_draft_to_target(ints(4, 7, 4), V)},
+        )
+    ],
     "shard_statistics": [
         ((DRAFTS, LOGITS, uniforms(T + 1)), {"shard": 1, "num_shards": 2, "vocab_size": 2 * V, "temperature": 0.5})
     ],
@@ -127,6 +137,14 @@ SAMPLES = {
             (ints([-1, 0, 0, 1], [-1, 0, 1, -2]), DRAFTS, LOGITS, uniforms(T + 1)),
             {"rule": "independent", "draft_probs": laws(B, T, V), "temperature": 0.9, "top_k": 5},
         ),
+        (
+            (ints(-1, 0, 0, 1), DRAFTS, LOGITS, uniforms(T + 1)),
+            {
+                "rule": "without_replacement",
+                "draft_logits": values(B, T, 3),
+                "target_to_draft": draft_verify.invert_draft_to_target(ints(4, 7, 4), V),
+            },
+        ),
     ],
     "typical_acceptance": [
         ((DRAFTS, LOGITS, uniforms(T + 1)), {"posterior_threshold": 0.09, "posterior_alpha": 0.3, "temperature": 0.5})
@@ -134,6 +152,10 @@ SAMPLES = {
     "sample_tokens": [
         ((LOGITS[:, 0], uniforms(2)), {"temperature": 0.5, "return_law": True}),
         ((LOGITS[:, 0], uniforms(2)), {"top_p": 0.5, "vocab_size": 9}),
+    ],
+    "project_draft_law": [
+        ((ints([1, 0, -1, 4], [3, -1, -1, 2]),), {"draft_probs": laws(B, 3, 5)}),
+        ((ints([1, 0, -1, 4]),), {"draft_logits": bf16(values(B, 3, 5)), "temperature": 0.7, "top_k": 2}),
     ],
     "select_state": [((values(B, T, 3, 5), ints(2, -1)), {})],
     "select_hidden": [((values(B, T, 6), ints(0, 3)), {})],
@@ -342,3 +364,35 @@ def test_xla_tensors_launch_the_kernel_on_a_parameters_data_and_its_outputs_are_
     assert lnc == 2 and keys is key
     for data, cache in ((key_data, key_cache), (value_data, value_cache)):
         assert data is not cache and data.data_ptr() == cache.data_ptr()
+
+
+def test_on_a_device_a_draft_law_is_projected_by_its_own_launch_and_verified_as_probabilities(monkeypatch):
+    launched = []
+
+    class Kernel:
+        def __init__(self, operation):
+            self.operation = operation
+
+        def __getitem__(self, lnc):
+            def launch(*arguments):
+                launched.append((self.operation, lnc, arguments))
+                return lazy(laws(B, T - 1, V)) if self.operation == "project_draft_law" else (outputs,) * 4
+
+            return launch
+
+    def lazy(array):
+        return torch.Tensor._make_subclass(LazyTensor, torch.from_numpy(array))
+
+    outputs = lazy(ints([0]))
+    monkeypatch.setattr(backends.loader, "kernel", lambda operation, backend: Kernel(operation))
+    drafts, logits, numbers, own, targets = map(
+        lazy, (DRAFTS, LOGITS, uniforms(T + 1), values(B, T - 1, 3), ints(4, 7, 4))
+    )
+    table = lazy(draft_verify.invert_draft_to_target(ints(4, 7, 4), V))
+    draft_verify.rejection_sampling(drafts, logits, numbers, draft_logits=own, target_to_draft=table, lnc=2)
+    (first, lnc, projection), (second, _, verification) = launched
+    assert (first, second, lnc) == ("project_draft_law", "rejection_sampling", 2)
+    assert projection[0] is own and projection[1] is table and projection[7] == "logits"
+    assert verification[3].shape == (B, T - 1, V) and verification[9] == "probs"
+    with pytest.raises(ValueError, match="invert_draft_to_target"):
+        draft_verify.rejection_sampling(drafts, logits, numbers, draft_logits=own, draft_to_target=targets)

@@ -297,8 +297,9 @@ def _check_vocabulary(
             WARNING,
             subject,
             f"target {size}, draft head {head_size}",
-            "Pass the checkpoint's d2t table as draft_to_target: tokens outside it are never proposed, only recovered. "
-            "(EAGLE-3's d2t holds offsets: draft_to_target[i] = i + d2t[i].)",
+            "Pass the checkpoint's d2t table as draft_to_target, on a device through invert_draft_to_target: tokens "
+            "outside it are never proposed, only recovered. (EAGLE-3's d2t holds offsets: "
+            "draft_to_target[i] = i + d2t[i].)",
         )
         return
     draft_size = draft.get("vocab_size", size)

@@ -17,6 +17,7 @@ TREE_LAW = "tests/test_tree_acceptance_law.py"
 TREE = "tests/test_tree_acceptance.py::test_kernel_walks_as_the_reference"
 TYPICAL = "tests/test_typical_acceptance.py"
 SAMPLE = "tests/test_sample_tokens.py"
+PROJECT = "tests/test_project_draft_law.py"
 
 FACTS = "kernels/row_facts.py"
 LAST_ROW = "kernels/last_row.py"
@@ -228,10 +229,38 @@ MUTANTS = [
         ("tests/test_combine_shards.py::test_a_spoiled_row_on_one_rank_is_flagged_on_all",),
     ),
     Mutant(
-        "draft ids of one target id do not add up (reference)",
-        "reference/draft_vocabulary.py",
-        "np.add.at(laws[b, row], draft_to_target, law)",
-        "laws[b, row, draft_to_target] = law",
-        ("tests/test_draft_vocabulary.py",),
+        "of the draft ids of one target id the last counts (reference)",
+        "reference/project_draft_law.py",
+        "laws[b, row, is_known] += law[draft_ids[is_known]]",
+        "laws[b, row, is_known] = law[draft_ids[is_known]]",
+        (PROJECT,),
+    ),
+    Mutant(
+        "of the draft ids of one target id the last counts (kernel)",
+        "kernels/project_draft_law.py",
+        "nisa.tensor_tensor(dst=piece, data1=piece, data2=gathered, op=nl.add)",
+        "nisa.tensor_copy(dst=piece, src=gathered)",
+        (f"{PROJECT}::test_the_kernels_projection_leaves_the_target_law_as_it_is",),
+    ),
+    Mutant(
+        "the second part of a law is looked up from one id too far (kernel)",
+        "kernels/project_draft_law.py",
+        "operand0=float(1 - first_id)",
+        "operand0=float(1 - first_id + (first_id > 0))",
+        (f"{PROJECT}::test_a_law_that_does_not_fit_on_the_chip_is_gathered_in_parts",),
+    ),
+    Mutant(
+        "what is no draft id gets the last one's mass (kernel)",
+        "kernels/project_draft_law.py",
+        "op0=nl.less_equal, operand0=float(size), op1=nl.multiply, operand1=place",
+        "op0=nl.minimum, operand0=float(size), op1=nl.minimum, operand1=place",
+        (f"{PROJECT}::test_kernel_sums_what_the_reference_sums",),
+    ),
+    Mutant(
+        "a projected law is not normalised (kernel)",
+        "kernels/project_draft_law.py",
+        'select(has_law, weight, float("nan"))',
+        'select(has_law, has_law, float("nan"))',
+        (f"{PROJECT}::test_kernel_processes_logits_in_the_drafts_vocabulary",),
     ),
 ]
