@@ -54,6 +54,11 @@ def test_a_right_kernel_agrees_and_is_timed_call_by_call(case):
     assert 0 < seconds < 1
 
 
+def test_a_result_that_was_not_asked_for_is_left_out(case, monkeypatch):
+    monkeypatch.setattr(draft_verify, "double", lambda *args, **options: (double(*args, **options), None))
+    assert device.check(case, StandIn(), lnc=1, repeat=1)[0] == "agrees"
+
+
 def test_a_wrong_kernel_is_told(case):
     double.wrong = 1e-2
     verdict, _ = device.check(case, StandIn(), lnc=1, repeat=1)
