@@ -654,11 +654,18 @@ def token_logprobs(
 
 def mask_logits(logits: Any, allowed_mask: Any, vocab_size: int | None) -> int:
     array("logits", logits, ("B", "T", "V"), FLOATS)
+    expect(allowed_mask is not None, "allowed_mask", None, "an array")
     batch, rows, width = logits.shape
     vocab_size = width if vocab_size is None else vocab_size
     expect(1 <= vocab_size <= width, "vocab_size", vocab_size, f"1 to V = {width}")
-    array("allowed_mask", allowed_mask, (batch, rows, -(-width // 32)), ("int32",))
+    allowed_ids(allowed_mask, (batch, rows, width))
     return vocab_size
+
+
+def allowed_ids(allowed_mask: Any, shape: tuple[int, ...]) -> None:
+    """Checks a grammar's bits, if there are any, for logits of `shape`."""
+    if allowed_mask is not None:
+        array("allowed_mask", allowed_mask, (*shape[:-1], -(-shape[-1] // 32)), ("int32",))
 
 
 def shard(

@@ -42,6 +42,7 @@ def greedy_acceptance(
             empty slot with `invalid` set.
     """
     batch, rows, vocab_size = checks.acceptance(draft_tokens, target_logits, draft_lens, vocab_size)
+    checks.allowed_ids(allowed_mask, target_logits.shape)
     if backend == "reference":
         return reference(
             draft_tokens,

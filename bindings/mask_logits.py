@@ -17,7 +17,7 @@ def mask_logits(
     """Applies a grammar's mask before any other processing: for every acceptance rule, and for the drafts' own logits.
 
     Args:
-        logits: [B, T, V] fp32 or bf16 (a sampler's [B, V] as [B, 1, V]).
+        logits: [B, T, V] fp32 or bf16 (any other [B, V] as [B, 1, V]).
         allowed_mask: [B, T, ceil(V / 32)] int32: id i is allowed iff bit i % 32 of word i // 32 is set.
         vocab_size: columns that count; default V.
         backend, lnc: see the package.

@@ -7,6 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
+from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import per_sequence, truncation
 from draft_verify.reference.sample_tokens import SampledTokens
 from draft_verify.reference.sample_tokens import sample_tokens as reference
@@ -22,6 +23,7 @@ def sample_tokens(
     min_p: Any = None,
     *,
     vocab_size: int | None = None,
+    allowed_mask: Any = None,
     return_law: bool = False,
     backend: str = "auto",
     lnc: int | None = None,
@@ -32,6 +34,7 @@ def sample_tokens(
         logits: [B, V] fp32 or bf16.
         uniforms: [B, 2] fp32 in (0, 1), for the group of ids and for the id (`uniforms_for(..., purpose="draft")`).
         temperature, top_k, top_p, min_p, vocab_size: as `rejection_sampling`.
+        allowed_mask: [B, ceil(V / 32)] int32 bits of the ids a grammar allows (`mask_logits`); default all.
         return_law: whether the processed law is wanted too, for `draft_probs`.
         backend, lnc: see the package.
 
@@ -44,12 +47,24 @@ def sample_tokens(
             probability and law 0, and sets invalid.
     """
     batch, vocab_size = checks.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p, vocab_size)
+    checks.allowed_ids(allowed_mask, logits.shape)
     temperature = per_sequence(temperature, 1.0, batch, "float32", logits)
     cut, top_k, top_p, min_p = truncation(top_k, top_p, min_p, batch, logits)
     if backend == "reference":
         return reference(
-            logits, uniforms, temperature, top_k, top_p, min_p, vocab_size=vocab_size, return_law=return_law
+            logits,
+            uniforms,
+            temperature,
+            top_k,
+            top_p,
+            min_p,
+            vocab_size=vocab_size,
+            allowed_mask=allowed_mask,
+            return_law=return_law,
         )
+    if allowed_mask is not None:
+        rows, masks = logits.reshape(batch, 1, -1), allowed_mask.reshape(batch, 1, -1)
+        logits = mask_logits(rows, masks, backend=backend, lnc=lnc).reshape(batch, -1)
     outputs = launch(
         "sample_tokens",
         logits,

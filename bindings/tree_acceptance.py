@@ -85,6 +85,7 @@ def tree_acceptance(
         draft_to_target,
         target_to_draft,
     )
+    checks.allowed_ids(allowed_mask, target_logits.shape)
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
     cut, top_k, top_p, min_p = truncation(top_k, top_p, min_p, batch, draft_tokens)

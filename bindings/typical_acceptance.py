@@ -65,6 +65,7 @@ def typical_acceptance(
         draft_lens,
         vocab_size,
     )
+    checks.allowed_ids(allowed_mask, target_logits.shape)
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
     if backend == "reference":

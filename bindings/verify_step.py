@@ -78,6 +78,9 @@ def verify_step(
     stop_token_ids: Sequence[int] = (),
     max_length: int | None = None,
     vocab_size: int | None = None,
+    allowed_mask: Any = None,
+    draft_to_target: Any = None,
+    target_to_draft: Any = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Step:
@@ -95,8 +98,8 @@ def verify_step(
         uniforms: [B, T + 1] in (0, 1). With neither, greedy.
         rule: "greedy"; "token" or "block" for a chain; for a tree any rule of `tree_acceptance`. Default greedy without
             randomness, else "token", for trees "target_only".
-        tree, draft_logits, draft_probs, draft_lens, temperature, top_k, top_p, min_p, vocab_size, backend, lnc: as in
-            `rejection_sampling` and `tree_acceptance`.
+        tree, draft_logits, draft_probs, draft_lens, temperature, top_k, top_p, min_p, vocab_size, allowed_mask,
+            draft_to_target, target_to_draft, backend, lnc: as in `rejection_sampling` and `tree_acceptance`.
         stop_token_ids: ids that end a sequence; the first one emitted is its last token.
         max_length: the most tokens a sequence may have, prompt included; default no limit.
 
@@ -112,7 +115,13 @@ def verify_step(
         uniforms = uniforms_for(seeds, seq_lens, rows - 1, backend=backend, lnc=lnc)
     if rule is None:
         rule = "greedy" if uniforms is None else "token" if tree is None else "target_only"
-    shared = {"draft_lens": draft_lens, "vocab_size": vocab_size, "backend": backend, "lnc": lnc}
+    shared = {
+        "draft_lens": draft_lens,
+        "vocab_size": vocab_size,
+        "allowed_mask": allowed_mask,
+        "backend": backend,
+        "lnc": lnc,
+    }
     law = {
         "draft_logits": draft_logits,
         "draft_probs": draft_probs,
@@ -120,6 +129,8 @@ def verify_step(
         "top_k": top_k,
         "top_p": top_p,
         "min_p": min_p,
+        "draft_to_target": draft_to_target,
+        "target_to_draft": target_to_draft,
     }
     if tree is not None:
         acceptance = tree_acceptance(tree, draft_tokens, target_logits, uniforms, rule=rule, **law, **shared)

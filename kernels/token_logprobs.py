@@ -8,15 +8,18 @@ from .chain import over_rows, select, sequence_chunks, to_rows
 from .node_facts import TARGET_OK, TARGET_PEAK, TARGET_THRESHOLD, TARGET_TOTAL, fetch_rows, node_columns
 from .row_facts import load_parameters
 from .statistics import entry_at
-from .vocabulary import first_ids, floats, tensor_scalar, tensor_tensor, transpose
+from .vocabulary import FILL, first_ids, floats, tensor_scalar, tensor_tensor, transpose
 
 
 @nki.jit
-def token_logprobs(target_logits, tokens, path, empty, temperature, top_k, top_p, min_p, cut, vocab_size):
+def token_logprobs(
+    target_logits, masked_logits, tokens, path, empty, temperature, top_k, top_p, min_p, cut, vocab_size
+):
     """log of exp((x - peak) / T) / total of each token in its row, processed and raw.
 
     Args:
         target_logits: [B, T, V] fp32 or bf16.
+        masked_logits: the same with a grammar's mask applied, for the processed values.
         tokens, path: [B, T] int32, -1 where there is none.
         empty: [B] int32 zeros.
         temperature: [B] fp32, 0 greedy.
@@ -42,34 +45,29 @@ def token_logprobs(target_logits, tokens, path, empty, temperature, top_k, top_p
         ones = floats((1, count))
         nisa.memset(dst=ones, value=1.0)
 
-        # Each place's row in the chunk, and its logit there.
+        # Each place's row in the chunk.
         row = floats((1, count, rows))
         nisa.iota(dst=row, pattern=[[rows, count], [0, rows]], offset=0, channel_multiplier=0)
         known = tensor_scalar(place, nl.maximum, 0.0)
         nisa.tensor_tensor(dst=row, data1=row, data2=known, op=nl.add)
         local = transpose(row.reshape((1, num_rows)))
         column = transpose(tensor_tensor(token, there, nl.multiply).reshape((1, num_rows)))
-        entry = entry_at(target_logits, tensor_scalar(local, nl.add, float(first * rows)), column)
+        in_hbm = tensor_scalar(local, nl.add, float(first * rows))
 
-        values = floats((num_rows, 2))
+        # Processed, raw, and processed in a greedy row, which is certain of its token.
+        values = floats((num_rows, 3))
         for which in range(2):
-            heat, cuts = (scale, limits) if which == 0 else (ones, [])
-            found = node_columns(
-                first,
-                count,
-                target_logits,
-                None,
-                "one_hot",
-                vocab_size,
-                heat,
-                cuts,
-                partition_ids,
-            )
-            nisa.tensor_copy(
-                dst=values[:, which : which + 1], src=logarithm(entry, fetch_rows(found, local), heat, rows)
-            )
-        by_row = to_rows(values).reshape((1, 2, count, rows))
-        own = select(over_rows(greedy, rows), tensor_scalar(by_row[:, 1], nl.multiply, 0.0), by_row[:, 0])
+            logits, heat, cuts = (masked_logits, scale, limits) if which == 0 else (target_logits, ones, [])
+            found = node_columns(first, count, logits, None, "one_hot", vocab_size, heat, cuts, partition_ids)
+            facts = fetch_rows(found, local)
+            logprob = logarithm(entry_at(logits, in_hbm, column), facts, heat, rows)
+            nisa.tensor_copy(dst=values[:, which : which + 1], src=logprob)
+            if which == 0:
+                has_law = facts[:, TARGET_OK : TARGET_OK + 1]
+                certain = select(has_law, tensor_scalar(has_law, nl.multiply, 0.0), float("nan"))
+                nisa.tensor_copy(dst=values[:, 2:3], src=certain)
+        by_row = to_rows(values).reshape((1, 3, count, rows))
+        own = select(over_rows(greedy, rows), by_row[:, 2], by_row[:, 0])
         for output, value in ((processed, own), (raw, by_row[:, 1])):
             result = select(there, value, 0.0)
             if repeated < count:
@@ -89,7 +87,7 @@ def load_chunk(values, first, count):
 
 
 def logarithm(entry, facts, scale, rows):
-    """[n, 1]: (entry - peak) / T - ln(total); -inf below the threshold, NaN where the row has no law.
+    """[n, 1]: (entry - peak) / T - ln(total); -inf below the threshold or masked, NaN where the row has no law.
 
     Args:
         entry: [n, 1]; facts: [n, NODE_FACTS]; scale: [1, B].
@@ -105,5 +103,7 @@ def logarithm(entry, facts, scale, rows):
     nisa.activation(dst=total, op=nl.log, data=total)
     nisa.tensor_tensor(dst=result, data1=result, data2=total, op=nl.subtract)
     kept = tensor_tensor(entry, facts[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], nl.greater_equal)
+    allowed = tensor_scalar(entry, nl.greater, FILL)
+    nisa.tensor_tensor(dst=kept, data1=kept, data2=allowed, op=nl.multiply)
     result = select(kept, result, float("-inf"))
     return select(has_law, result, float("nan"))

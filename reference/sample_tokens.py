@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from draft_verify.reference.mask_logits import mask_logits
 from draft_verify.reference.rejection_sampling import one_hot
 from draft_verify.reference.sampling import best_token, draw, has_law, sampling_law
 
@@ -34,11 +35,14 @@ def sample_tokens(
     min_p: np.ndarray | None = None,
     *,
     vocab_size: int | None = None,
+    allowed_mask: np.ndarray | None = None,
     return_law: bool = False,
 ) -> SampledTokens:
     """See `draft_verify.sample_tokens`."""
     batch, width = logits.shape
     vocab_size = width if vocab_size is None else vocab_size
+    if allowed_mask is not None:
+        logits = mask_logits(logits, allowed_mask)
     tokens = np.zeros(batch, np.int32)
     laws = np.zeros((batch, width), np.float64)
     invalid = np.zeros(batch, bool)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import draft_verify
 from tests.acceptance_cases import chain_case, cut_undecided, rounding, tree_case
+from tests.test_mask_logits import random_mask
 
 BACKENDS = ["reference", "emulator"]
 
@@ -32,6 +33,46 @@ def test_kernel_gives_the_logarithms_of_the_reference(seed, cut, lnc):
                 for mine, theirs in zip(actual, expected):
                     np.testing.assert_allclose(mine[b, place], theirs[b, place], rtol=1e-4, atol=1e-4)
     assert (actual.raw[emitted.tokens < 0] == 0).all()
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    rule=st.sampled_from(["greedy", "target_only", "without_replacement"]),
+    lnc=st.sampled_from([1, 2]),
+)
+def test_of_a_trees_path_too_cut_and_masked(seed, rule, lnc):
+    rng = np.random.default_rng(seed)
+    batch, rows, vocab_size = 2, 6, 70
+    case = tree_case(rng, batch, rows, vocab_size, np.float32, rule, "logits", cut=True)
+    emitted = draft_verify.tree_acceptance(**case, backend="reference")
+    _, mask = random_mask(rng, batch, rows, vocab_size + 2, 0.7)
+    options = {name: case[name] for name in ("temperature", "top_k", "top_p", "vocab_size")}
+    arguments = (case["target_logits"], emitted.tokens, emitted.path)
+    actual = draft_verify.token_logprobs(*arguments, **options, allowed_mask=mask, backend="emulator", lnc=lnc)
+    expected = draft_verify.token_logprobs(*arguments, **options, allowed_mask=mask, backend="reference")
+    unmasked = draft_verify.token_logprobs(*arguments, **options, backend="reference")
+    np.testing.assert_array_equal(expected.raw, unmasked.raw)
+    np.testing.assert_allclose(actual.raw, expected.raw, rtol=1e-4, atol=1e-4)
+    masked = draft_verify.mask_logits(case["target_logits"], mask)[..., :vocab_size].astype(np.float64)
+    for b, place in np.argwhere(emitted.tokens >= 0):
+        row = masked[b, emitted.path[b, place]]
+        own = {name: float(case[name][b]) for name in ("top_k", "top_p")}
+        heat = float(case["temperature"][b])
+        if not cut_undecided(row, heat or 1.0, own, rounding(row, heat)):
+            np.testing.assert_allclose(actual.processed[b, place], expected.processed[b, place], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_masked_token_has_no_probability_and_a_nan_behind_the_mask_spoils_the_raw_value_only(backend):
+    logits = np.array([[[1, 2, np.nan, 0], [1, 2, 3, 0]]], np.float32)
+    tokens, path = np.array([[1, 2]], np.int32), np.array([[0, 1]], np.int32)
+    mask = np.array([[[0b1011], [0b0011]]], np.int32)
+    for temperature, processed in ((1.0, [2 - np.log(np.exp([1, 2, 0]).sum()), -np.inf]), (0.0, [0, 0])):
+        result = draft_verify.token_logprobs(
+            logits, tokens, path, temperature=temperature, allowed_mask=mask, backend=backend
+        )
+        np.testing.assert_allclose(result.processed[0], processed, rtol=1e-5)
+        np.testing.assert_allclose(result.raw[0], [np.nan, 3 - np.log(np.exp([1, 2, 3, 0]).sum())], rtol=1e-5)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -70,6 +111,7 @@ def test_rows_come_from_the_path_and_spoiled_ones_give_nan(backend):
         ("path", np.full((2, 3), 3, np.int32)),
         ("path", np.zeros((2, 2), np.int32)),
         ("top_p", 2.0),
+        ("allowed_mask", np.zeros((2, 3, 2), np.int32)),
         ("vocab_size", 10),
     ],
 )

@@ -39,6 +39,7 @@ def uniforms(columns):
 
 DRAFTS = ints([1, 4, 2], [7, -1, 3])
 LOGITS = values(B, T, V)
+ALLOWED = ints(*[[[-2]] * T] * B)  # every id but 0
 
 QUERY = values(B, 2 * HEADS, T, D, seed=8)
 WINDOW = (values(B, HEADS, T, D, seed=9), values(B, HEADS, T, D, seed=10))
@@ -107,7 +108,7 @@ SAMPLES = {
     "rejection_sampling own vocabulary": [
         (
             (DRAFTS, LOGITS, uniforms(T + 1)),
-            {"draft_logits": values(B, T - 1, 3, seed=2), **given, "allowed_mask": ints(*[[[-2]] * T] * B)},
+            {"draft_logits": values(B, T - 1, 3, seed=2), **given, "allowed_mask": ALLOWED},
         )
         for given in (
             {"draft_to_target": ints(4, 7, 4)},
@@ -129,8 +130,11 @@ SAMPLES = {
             {"vocab_size": 2 * V, "draft_lens": ints(-1, 2)},
         )
     ],
-    "mask_logits": [((LOGITS, ints(*[[[-2]] * T] * B)), {"vocab_size": V - 1})],
-    "token_logprobs": [((LOGITS, ints([1, 4, -1, -1], [7, -1, -1, -1]), ints([0, 1, -1, -1], [0, -1, -1, -1])), {})],
+    "mask_logits": [((LOGITS, ALLOWED), {"vocab_size": V - 1})],
+    "token_logprobs": [
+        ((LOGITS, ints([1, 4, -1, -1], [7, -1, -1, -1]), ints([0, 1, -1, -1], [0, -1, -1, -1])), given)
+        for given in ({}, {"allowed_mask": ALLOWED, "top_p": 0.9})
+    ],
     "tree_acceptance": [
         ((ints(-1, 0, 0, 1), DRAFTS, LOGITS), {}),
         (
@@ -152,6 +156,7 @@ SAMPLES = {
     "sample_tokens": [
         ((LOGITS[:, 0], uniforms(2)), {"temperature": 0.5, "return_law": True}),
         ((LOGITS[:, 0], uniforms(2)), {"top_p": 0.5, "vocab_size": 9}),
+        ((LOGITS[:, 0], uniforms(2)), {"allowed_mask": ALLOWED[:, 0], "return_law": True}),
     ],
     "project_draft_law": [
         ((ints([1, 0, -1, 4], [3, -1, -1, 2]),), {"draft_probs": laws(B, 3, 5)}),

@@ -210,9 +210,25 @@ MUTANTS = [
     Mutant(
         "raw log-probabilities are read after processing (kernel)",
         "kernels/token_logprobs.py",
-        "heat, cuts = (scale, limits) if which == 0 else (ones, [])",
-        "heat, cuts = (scale, limits) if which == 0 else (scale, [])",
+        "(masked_logits, scale, limits) if which == 0 else (target_logits, ones, [])",
+        "(masked_logits, scale, limits) if which == 0 else (target_logits, scale, [])",
         ("tests/test_token_logprobs.py",),
+    ),
+    Mutant(
+        "a masked token has the probability of its filler (kernel)",
+        "kernels/token_logprobs.py",
+        "allowed = tensor_scalar(entry, nl.greater, FILL)",
+        "allowed = tensor_scalar(entry, nl.greater_equal, FILL)",
+        (
+            "tests/test_token_logprobs.py::test_a_masked_token_has_no_probability_and_a_nan_behind_the_mask_spoils_the_raw_value_only",
+        ),
+    ),
+    Mutant(
+        "raw log-probabilities are masked (kernel)",
+        "kernels/token_logprobs.py",
+        "else (target_logits, ones, [])",
+        "else (masked_logits, ones, [])",
+        ("tests/test_token_logprobs.py::test_of_a_trees_path_too_cut_and_masked",),
     ),
     Mutant(
         "a grammar's bits are read from the top of a word (kernel)",
