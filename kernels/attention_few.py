@@ -10,9 +10,9 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_lengths import load_lengths
+from .attention_lengths import checked_lengths, on_every_partition
 from .attention_loads import EVICTION_ENGINES, load_queries
-from .attention_output import store_output
+from .attention_output import join_cores, store_output
 from .attention_passes import (
     attend_window,
     constants_of,
@@ -28,12 +28,13 @@ from .attention_passes import (
     silence_pass,
 )
 from .attention_plan import PARTITIONS, tile
-from .attention_softmax import new_state, one_stream, score_step, slot_bounds, weigh_step, window_mask
+from .attention_softmax import new_state, one_stream, score_steps, slot_bounds, weigh_step, window_mask
 from .attention_work import (
     Pass,
     counters,
     dense_passes,
     first_pass,
+    latest_passes,
     latest_start,
     pass_from,
     ragged_ends,
@@ -55,49 +56,49 @@ class Walk(NamedTuple):
 def attend_few(shape, groups, operands, lengths, slot_cores):
     ragged = plan_ragged(shape, groups[0][0], operands.shard, slot_cores)
     dense = plan_dense(shape, groups[0][0], operands.shard, slot_cores)
+    given = on_every_partition(lengths)
+    constants = constants_of(shape, ragged, groups, operands)
     if ragged.most == 1 and not shape.ring and shape.sliding_window == 0 and shape.block_size == 0:
-        every = load_lengths(shape, lengths)[0]
-        constants = constants_of(shape, ragged, ragged, groups, operands)
+        every = checked_lengths(shape, given)[0]
         for sequence in range(shape.batch):
             first = first_pass(every, sequence)
             own = own_constants(shape, groups, operands, constants, first)
             attend_once(shape, ragged, groups, operands, own, first)
         return
 
-    laps = load_lengths(shape, lengths)
-    constants = constants_of(shape, ragged if dense == None else dense, ragged, groups, operands)  # noqa: E711
-    every = laps[0]
+    # What needs no length comes before what does.
+    walks = []
+    for sequence in range(shape.batch):
+        walks.append(begin_walk(shape, groups, operands, constants, sequence))
+    if dense != None:  # noqa: E711
+        latest, index = latest_passes(shape, dense, given[0])
+    laps = checked_lengths(shape, given)
     begins = None
     if shape.sliding_window > 0 or shape.ring:
         begins = []
         for lap in laps:
             begins.append(counters(lap.base))
+    whole = None
     is_ragged = None
     if dense != None:  # noqa: E711
-        whole, is_ragged = dense_passes(shape, dense, every)
+        whole, is_ragged = dense_passes(shape, dense, laps[0], latest, index)
     ends = []
     for lap in laps:
         ends.append(ragged_ends(lap, is_ragged))
-    for sequence in range(shape.batch):
-        first = first_pass(every, sequence)
-        own = own_constants(shape, groups, operands, constants, first)
-        walk = Walk(shape, groups, operands, own, sequence, [], [])
-        if dense != None:  # noqa: E711
-            one = slice(sequence, sequence + 1)
-            last = pass_from(shape, every, sequence, whole.latest[:, one], float(shape.slots), None)
-        windows = load_rows(walk, first)
-        keys = ()
-        if dense != None and sequence == 0 and begins == None:  # noqa: E711
-            # The memory is busy from the start: whether these keys are needed is not known yet.
-            keys = (keys_of(walk, dense, 0, None, first), keys_of(walk, dense, 0, None, last))
-        attend_windows(walk, windows, first)
-        if dense != None:  # noqa: E711
-            begin = None if begins == None else begins[0][sequence]  # noqa: E711
-            attend_dense(walk, dense, every, whole, begin, last, keys)
+    firsts = []
+    for walk in walks:
+        sequence = walk.sequence
+        first = first_pass(laps[0], sequence)
+        firsts.append(first)
+        begin = None if begins == None else begins[0][sequence]  # noqa: E711
+        attend_begin(walk, dense, laps[0], whole, begin, first)
         for lap in range(len(laps)):
             begin = 0 if begins == None else begins[lap][sequence]  # noqa: E711
             attend_ragged(walk, ragged, laps[lap], begin, ends[lap][sequence])
-        store_all(walk, first)
+        # A sequence's output after the next one's passes, which have the engines wait less.
+        if sequence > 0:
+            store_all(walks[sequence - 1], firsts[sequence - 1])
+    store_all(walks[shape.batch - 1], firsts[shape.batch - 1])
 
 
 def attend_once(shape, chunk, groups, operands, constants, current):
@@ -113,102 +114,140 @@ def attend_once(shape, chunk, groups, operands, constants, current):
             own = constants.rows[g][t]
             stationary = new_stationary(shape, rows)
             state = new_state(shape, rows)
+            nisa.tensor_copy(dst=state.all, src=own.fresh.all, engine=nisa.engine.gpsimd)
             load_queries(shape, rows, operands.query, current, stationary)
             seen = ()
             if with_window:
                 seen = (window[0], window_mask(shape, own, current))
-            cached = [(keys, slot_bounds(shape, own, current))]
-            step = score_step(shape, chunk, rows, own, stationary, cached, seen, own.fresh.negative_max)
+            cached = [(keys, slot_bounds(shape, chunk, own, current))]
+            step = score_steps(shape, chunk, rows, own, stationary, cached, seen, state.negative_max)[0]
             window_values = window[1] if with_window else None
-            weigh_step(shape, chunk, rows, own, step, [values], window_values, state, True, EVICTION_ENGINES)
-            store_output(shape, rows, own, state, operands.outputs, operands.sums, operands.shard, current)
+            weigh_step(shape, chunk, rows, step, values, window_values, state, True, EVICTION_ENGINES)
+            store_rows(shape, rows, own, state, operands, current)
 
 
-def load_rows(walk, current):
-    """Queries of all row tiles; returns each group's window, () where that is not this core's."""
+def begin_walk(shape, groups, operands, constants, sequence):
+    """A Walk with its queries and with states that saw nothing yet."""
+    anywhere = Pass(sequence, None, None, None, None, None, None, None, None, None)
+    own = own_constants(shape, groups, operands, constants, anywhere)
+    walk = Walk(shape, groups, operands, own, sequence, [], [])
+    for g in range(len(groups)):
+        states = []
+        stationaries = []
+        for t in range(len(groups[g])):
+            rows = groups[g][t]
+            state = new_state(shape, rows)
+            stationary = new_stationary(shape, rows)
+            nisa.tensor_copy(dst=state.all, src=own.rows[g][t].fresh.all, engine=nisa.engine.gpsimd)
+            load_queries(shape, rows, operands.query, anywhere, stationary)
+            states.append(state)
+            stationaries.append(stationary)
+        walk.states.append(states)
+        walk.stationaries.append(stationaries)
+    return walk
+
+
+def attend_begin(walk, chunk, every, dense, begin, current):
+    """The window, and the passes over live slots only.
+
+    Args:
+        chunk: of those passes, None if no sequence has any.
+        dense: DensePasses of all sequences, or None.
+        begin: the first slot, a register, or None for 0.
+    """
     windows = []
     for group in walk.groups:
-        stationaries = []
-        for rows in group:
-            stationary = new_stationary(walk.shape, rows)
-            load_queries(walk.shape, rows, walk.operands.query, current, stationary)
-            stationaries.append(stationary)
-        walk.stationaries.append(stationaries)
         if has_window(walk.operands):
             windows.append(own_window(walk.shape, group[0], walk.operands, walk.constants, current))
         else:
             windows.append(())
-    return windows
+
+    def window_alone(_):
+        attend_windows(walk, windows, current)
+
+    if dense == None:  # noqa: E711
+        window_alone(None)
+        return
+    attend_dense(walk, chunk, every, dense, begin, windows)
+    nl.fori_loop(dense.any[walk.sequence], 1, window_alone)
 
 
 def attend_windows(walk, windows, current):
-    """States of all row tiles, the window taken in."""
-    shape = walk.shape
+    """Takes the window into the states of all row tiles."""
     for g in range(len(walk.groups)):
-        states = []
         for t in range(len(walk.groups[g])):
             rows = walk.groups[g][t]
             own = walk.constants.rows[g][t]
-            state = new_state(shape, rows)
-            nisa.tensor_copy(dst=state.all, src=own.fresh.all, engine=nisa.engine.gpsimd)
+            state = walk.states[g][t]
             if len(windows[g]) > 0:
-                attend_window(shape, rows, own, walk.stationaries[g][t], windows[g], current, state)
-            states.append(state)
-        walk.states.append(states)
+                attend_window(walk.shape, rows, own, walk.stationaries[g][t], windows[g], current, state)
 
 
-def attend_dense(walk, chunk, every, dense, begin, last, keys_ahead):
-    """Passes over live slots only: the first and the one that ends with the last live slot together, then the others.
-
-    Args:
-        dense: DensePasses of all sequences.
-        begin: the first slot, a register, or None for 0.
-        last: the pass that ends with the last live slot.
-        keys_ahead: keys of the first and of that pass, for the first group, if they are on their way already, else ().
-    """
-    shape = walk.shape
-    sequence = walk.sequence
+def outer_passes(shape, every, dense, begin, sequence):
+    """A sequence's first pass, from slot `begin` on, a register, or None for 0, and the one that ends with its last
+    slot, for a sequence that has both; `dense` are those of all."""
     one = slice(sequence, sequence + 1)
     size = (PARTITIONS, 1)
-    none = tile(size)
-    step = tile(size)
-    nisa.memset(dst=none, value=0.0)
-    nisa.memset(dst=step, value=float(chunk.step))
     # Slots from a pass's first to the last pass's, which has all its own.
     left = tile(size)
     nisa.tensor_tensor(
         dst=left, data1=dense.latest[:, one], data2=every.base[:, one], op=nl.subtract, engine=nisa.engine.gpsimd
     )
-    position = None
+    positions = [None, None]
     if shape.sliding_window > 0 or shape.positioned:
-        position = tile(size)
-        nisa.tensor_tensor(dst=position, data1=every.position[:, one], data2=every.base[:, one], op=nl.subtract)
-    live_rows = every.live_rows[:, one]
+        for i in range(2):
+            positions[i] = tile(size)
+            start = dense.latest if i == 1 else every.base
+            nisa.tensor_tensor(dst=positions[i], data1=every.position[:, one], data2=start[:, one], op=nl.subtract)
+    index = dense.index[:, one]
+    rows = every.live_rows[:, one]
+    return (
+        Pass(sequence, None, begin, begin, dense.none, left, rows, None, positions[0], None),
+        Pass(sequence, None, index, index, dense.none, dense.step, rows, None, positions[1], None),
+    )
+
+
+def attend_dense(walk, chunk, every, dense, begin, windows):
+    """Passes over live slots only: the outer ones together, which begin the states, then those between.
+
+    `windows`: of each group, (keys, values) as own_window leaves them, or ().
+    """
+    outer = outer_passes(walk.shape, every, dense, begin, walk.sequence)
+    first = outer[0]
+    # The engines are busy from the start, before it is known whether these passes are needed: the memory for the first
+    # sequence, others for a single one.
+    keys_ahead = ()
+    ahead = ()
+    if walk.sequence == 0 and begin == None:  # noqa: E711
+        keys_ahead = (keys_of(walk, chunk, 0, None, outer[0]), keys_of(walk, chunk, 0, None, outer[1]))
+        if walk.shape.batch == 1:
+            ahead = score_passes(walk, chunk, True, 0, 0, outer, keys_ahead, windows[0])
 
     def first_and_last(_):
-        first = Pass(sequence, None, begin, begin, none, left, live_rows, None, position, None)
         for g in range(len(walk.groups)):
             keys = keys_ahead
             if g > 0 or len(keys) == 0:
-                keys = (keys_of(walk, chunk, g, None, first), keys_of(walk, chunk, g, None, last))
-            values = (values_of(walk, chunk, g, None, first), values_of(walk, chunk, g, None, last))
-            take(walk, chunk, True, g, [(first, keys[0], values[0]), (last, keys[1], values[1])])
+                keys = (keys_of(walk, chunk, g, None, outer[0]), keys_of(walk, chunk, g, None, outer[1]))
+            values = (values_of(walk, chunk, g, None, outer[0]), values_of(walk, chunk, g, None, outer[1]))
+            take(walk, chunk, True, g, outer, keys, values, windows[g], ahead if g == 0 else ())
 
     def next_pass(start):
         # On GpSimd, so as not to queue behind the work of the pass before.
-        nisa.tensor_tensor(dst=left, data1=left, data2=step, op=nl.subtract, engine=nisa.engine.gpsimd)
-        if position != None:  # noqa: E711
-            nisa.tensor_tensor(dst=position, data1=position, data2=step, op=nl.subtract, engine=nisa.engine.gpsimd)
-        current = Pass(sequence, None, start, start, none, left, live_rows, None, position, None)
+        for count in (first.end, first.position):
+            if count != None:  # noqa: E711
+                nisa.tensor_tensor(dst=count, data1=count, data2=dense.step, op=nl.subtract, engine=nisa.engine.gpsimd)
+        current = Pass(
+            walk.sequence, None, start, start, first.first, first.end, first.live_rows, None, first.position, None
+        )
         for g in range(len(walk.groups)):
             keys = keys_of(walk, chunk, g, None, current)
-            take(walk, chunk, True, g, [(current, keys, values_of(walk, chunk, g, None, current))])
+            take(walk, chunk, True, g, (current,), (keys,), (values_of(walk, chunk, g, None, current),), None, ())
 
-    nl.fori_loop(0, dense.any[sequence], first_and_last)
+    nl.fori_loop(0, dense.any[walk.sequence], first_and_last)
     second = chunk.step
     if begin != None:  # noqa: E711
-        second = dense.second[sequence]
-    nl.fori_loop(second, dense.end[sequence], next_pass, step=chunk.step)
+        second = dense.second[walk.sequence]
+    nl.fori_loop(second, dense.end[walk.sequence], next_pass, step=chunk.step)
 
 
 def attend_ragged(walk, chunk, lengths, begin_slot, end_slot):
@@ -234,7 +273,7 @@ def attend_ragged(walk, chunk, lengths, begin_slot, end_slot):
             keys = keys_of(walk, chunk, g, places, current)
             values = values_of(walk, chunk, g, places, current)
             silence_pass(shape, walk.constants.slot, values, current)
-            take(walk, chunk, False, g, [(current, keys, values)])
+            take(walk, chunk, False, g, (current,), (keys,), (values,), None, ())
 
     nl.fori_loop(begin_slot, end_slot, next_pass, step=chunk.step)
 
@@ -248,48 +287,72 @@ def values_of(walk, chunk, g, places, current):
     return pass_values(walk.shape, chunk, walk.groups[g][0], walk.operands, places, current)
 
 
-def take(walk, chunk, dense, g, passes):
-    """Takes a group's (pass, keys, values) into the states of its row tiles.
+def row_tile(walk, dense, g, t):
+    """A row tile, its constants, state and queries, as passes of this kind take them."""
+    rows = walk.groups[g][t]
+    own = walk.constants.rows[g][t]
+    queries = walk.stationaries[g][t]
+    if dense:
+        return rows, own, walk.states[g][t], queries
+    # Another stream's keys that are not live would spread.
+    rows, own, state = one_stream(rows, own, walk.states[g][t])
+    return rows, own, state, queries[:, :, 0 : rows.heads, 0 : rows.count]
+
+
+def score_passes(walk, chunk, dense, g, t, passes, keys, window):
+    """Steps of a row tile, one a pass, the window in the first; `window` as take has it."""
+    shape = walk.shape
+    rows, own, state, queries = row_tile(walk, dense, g, t)
+    cached = []
+    for i in range(len(passes)):
+        cached.append((keys[i], slot_bounds(shape, chunk, own, passes[i])))
+    seen = ()
+    if has_values(window):
+        seen = (window[0], window_mask(shape, own, passes[0]))
+    return score_steps(shape, chunk, rows, own, queries, cached, seen, state.negative_max)
+
+
+def has_values(window):
+    return window != None and len(window) > 0  # noqa: E711
+
+
+def take(walk, chunk, dense, g, passes, keys, values, window, ahead):
+    """Takes passes of a group, their keys and values, into the states of its row tiles.
 
     All scores come before all values, so that the engines, which keep their order, need not wait for the values.
+
+    Args:
+        window: of passes that begin the states, () where it is not this core's; else None.
+        ahead: the first row tile's Steps, if they are known, else ().
     """
-    shape = walk.shape
-    for t in range(len(walk.groups[g])):
-        rows = walk.groups[g][t]
-        own = walk.constants.rows[g][t]
-        state = walk.states[g][t]
-        queries = walk.stationaries[g][t]
-        if not dense:
-            rows, own, state = one_stream(shape, rows, own, state)
-            queries = queries[:, :, 0 : rows.heads, 0 : rows.count]
-        bounds = []
-        for current, _, _ in passes:
-            bounds.append(slot_bounds(shape, own, current))
-        steps = []
-        earlier = state.negative_max
+    tiles = len(walk.groups[g])
+    for t in range(tiles):
+        steps = ahead
+        if t > 0 or len(ahead) == 0:
+            steps = score_passes(walk, chunk, dense, g, t, passes, keys, window)
+        rows, _, state, _ = row_tile(walk, dense, g, t)
         for i in range(len(passes)):
-            steps.append(score_step(shape, chunk, rows, own, queries, [(passes[i][1], bounds[i])], (), earlier))
-            earlier = steps[i].negative_max
-        for i in range(len(passes)):
-            # While Vector masks a later pass, Scalar empties PSUM for an earlier one; streams leave Vector the time to
-            # do so for the last, at which it is faster.
             engines = EVICTION_ENGINES
-            if rows.streams > 1:
-                engines = (nisa.engine.vector if i == len(passes) - 1 else nisa.engine.scalar,)
-            weigh_step(shape, chunk, rows, own, steps[i], [passes[i][2]], None, state, False, engines)
+            if i < len(passes) - 1:
+                # Vector still masks the next pass.
+                engines = (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector)
+            elif len(passes) > 1 and tiles == 1:
+                engines = (nisa.engine.vector,)
+            begins = i == 0 and window != None  # noqa: E711
+            window_values = window[1] if begins and has_values(window) else None
+            weigh_step(walk.shape, chunk, rows, steps[i], values[i], window_values, state, begins, engines)
 
 
 def store_all(walk, current):
-    operands = walk.operands
     for g in range(len(walk.groups)):
         for t in range(len(walk.groups[g])):
-            store_output(
-                walk.shape,
-                walk.groups[g][t],
-                walk.constants.rows[g][t],
-                walk.states[g][t],
-                operands.outputs,
-                operands.sums,
-                operands.shard,
-                current,
-            )
+            rows, own, state, _ = row_tile(walk, True, g, t)
+            store_rows(walk.shape, rows, own, state, walk.operands, current)
+
+
+def store_rows(shape, rows, constants, state, operands, current):
+    """Writes a row tile's output; of two cores that share the slots, each writes half of the rows."""
+    shard = operands.shard
+    if operands.shards > 1:
+        state = join_cores(shape, rows, state, shard)
+    store_output(shape, rows, constants, state, operands.outputs, operands.sums, 0, current, shard, operands.shards)

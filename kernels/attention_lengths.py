@@ -25,39 +25,38 @@ class Lengths(NamedTuple):
     block: object  # number of that block in the sequence's table; None unless paged
 
 
-def load_lengths(shape, lengths):
+def checked_lengths(shape, given):
     """Lengths [128, B] of all sequences, one or, for a ring, of two laps.
 
-    From [B] int32 in HBM: seq_lens, draft_lens, then, if the call is positioned, cache_start and query_positions.
+    From fp32 tiles [128, B]: seq_lens, draft_lens, then, if the call is positioned, cache_start and query_positions.
 
     A sequence whose values do not fit counts as empty: 0 < live rows <= T, 0 <= seq_lens, room for both.
     """
-    tiles = on_every_partition(lengths)
-    size = tiles[0].shape
-    cached = tiles[0]
-    rows = tiles[1]
-    good = tile(size)
+    size = given[0].shape
+    cached = tile(size)
+    rows = tile(size)
     total = tile(size)
-    nisa.tensor_scalar(dst=rows, data=rows, op0=nl.add, operand0=1.0)
-    if shape.cache_only:
-        nisa.tensor_copy(dst=total, src=cached)
-    else:
-        nisa.tensor_tensor(dst=total, data1=cached, data2=rows, op=nl.add)
+    good = tile(size)
+    nisa.tensor_scalar(dst=good, data=given[0], op0=nl.greater_equal, operand0=0.0)
     room = EVERYWHERE if shape.ring else float(shape.slots)
-    nisa.tensor_scalar(dst=good, data=total, op0=nl.less_equal, operand0=room)
+    if shape.cache_only:
+        total = given[0]
+    else:
+        nisa.tensor_tensor(dst=total, data1=given[0], data2=given[1], op=nl.add)
+        room -= 1.0
     for values, op, bound in (
-        (cached, nl.greater_equal, 0.0),
-        (rows, nl.greater, 0.0),
-        (rows, nl.less_equal, float(shape.window)),
+        (given[1], nl.greater_equal, 0.0),
+        (given[1], nl.less, float(shape.window)),
+        (total, nl.less_equal, room),
     ):
         nisa.scalar_tensor_tensor(dst=good, data=values, op0=op, operand0=bound, op1=nl.multiply, operand1=good)
-    nisa.tensor_tensor(dst=cached, data1=cached, data2=good, op=nl.multiply)
-    nisa.tensor_tensor(dst=rows, data1=rows, data2=good, op=nl.multiply)
+    nisa.tensor_tensor(dst=cached, data1=given[0], data2=good, op=nl.multiply)
+    nisa.scalar_tensor_tensor(dst=rows, data=given[1], op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=good)
 
     position = cached
     if shape.positioned:
         position = tile(size)
-        nisa.tensor_tensor(dst=position, data1=tiles[3], data2=tiles[2], op=nl.subtract)
+        nisa.tensor_tensor(dst=position, data1=given[3], data2=given[2], op=nl.subtract)
     oldest = tile(size)
     if shape.sliding_window > 0:
         nisa.tensor_scalar(

@@ -4,9 +4,12 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_blocks import load_runs
-from .attention_plan import PSUM_BANK_BYTES, head_parts, psum, tile
+from .attention_plan import PARTITIONS, PSUM_BANK_BYTES, head_parts, psum, tile
 
-LONG_COLUMN = 2048  # slots: 4 KiB of bf16 saturate the DMA engines
+LONG_COLUMN = 2048
+
+# A DMA engine serves 8 partitions: what is small lies partly on upper ones, and the first engines are free for keys.
+UPPER = 64
 
 # PSUM is emptied by two engines in turn.
 EVICTION_ENGINES = (nisa.engine.scalar, nisa.engine.vector)
@@ -20,7 +23,8 @@ def load_queries(shape, rows, query, current, stationary):
     """
     head_dim = shape.head_dim
     sequence_size = shape.query_heads * shape.window * head_dim
-    queries = tile((rows.rows, head_dim), shape.dtype)
+    upper = UPPER if rows.rows <= PARTITIONS - UPPER else 0
+    queries = tile((upper + rows.rows, head_dim), shape.dtype)[upper : upper + rows.rows]
     nisa.dma_copy(
         dst=queries,
         src=query.reshape((shape.batch, sequence_size)).ap(
@@ -31,7 +35,8 @@ def load_queries(shape, rows, query, current, stationary):
         ),
     )
     groups = stationary.shape[2]
-    own = rows.count // groups
+    own = rows.rows // rows.heads
+    stride = rows.count // groups
     parts = head_parts(head_dim)
     for part in range(len(parts)):
         first, size = parts[part]
@@ -40,10 +45,18 @@ def load_queries(shape, rows, query, current, stationary):
         for group in range(groups):
             source = (group % rows.heads) * own
             nisa.tensor_copy(
-                dst=stationary[0:size, part, group, group * own : (group + 1) * own],
+                dst=stationary[0:size, part, group, group * stride : group * stride + own],
                 src=transposed[:, source : source + own],
                 engine=nisa.engine.scalar,
             )
+
+
+def repeat(rows, values):
+    """Copies what `values` [count, n] holds for the first stream of a row tile to the others."""
+    stride = rows.count // rows.streams
+    for stream in range(1, rows.streams):
+        own = slice(stream * stride, (stream + 1) * stride)
+        nisa.tensor_copy(dst=values[own], src=values[0:stride], engine=nisa.engine.gpsimd)
 
 
 def load_window(shape, rows, key, value, current, keep, inverse_scales):
@@ -56,9 +69,8 @@ def load_window(shape, rows, key, value, current, keep, inverse_scales):
     """
     window = shape.window
     head_dim = shape.head_dim
-    size = (window, rows.heads, head_dim)
-    keys = tile(size, shape.dtype)
-    values = tile(size, shape.dtype)
+    keys = tile((UPPER + window, rows.heads, head_dim), shape.dtype)[UPPER : UPPER + window]
+    values = tile((window, rows.heads, head_dim), shape.dtype)
     sequence_size = shape.heads * window * head_dim
     for loaded, source in ((keys, key), (values, value)):
         nisa.dma_copy(
@@ -132,35 +144,38 @@ def load_keys(shape, chunk, rows, key_cache, current, places):
 
 
 def load_columns(shape, chunk, rows, key_cache, current):
-    """The same from keys stored transposed, as many segments at a time as make long descriptors."""
+    """The same from keys stored transposed, some columns of each stream at a time."""
     head_size = shape.head_dim * shape.slots
-    segment_slots = chunk.partitions * chunk.run
-    together = 1
-    while together * segment_slots < LONG_COLUMN and chunk.segments % (2 * together) == 0:
-        together *= 2
-    keys = []
-    for segment in range(0, chunk.segments, together):
-        parts = []
-        for first, part in head_parts(shape.head_dim):
-            loaded = tile((part, rows.heads, together, chunk.partitions, chunk.run), key_cache.dtype)
+    stream_slots = chunk.slots // chunk.streams
+    loads = []
+    for first_dim, part in head_parts(shape.head_dim):
+        loaded = tile((part, rows.heads, chunk.streams, stream_slots), key_cache.dtype)
+        for first in range(0, stream_slots, LONG_COLUMN):
+            columns = min(LONG_COLUMN, stream_slots - first)
             nisa.dma_copy(
-                dst=loaded,
+                dst=loaded[:, :, :, first : first + columns],
                 src=key_cache.reshape((shape.batch * shape.heads * head_size, 1)).ap(
-                    pattern=[[shape.slots, part], [head_size, rows.heads], [1, together * segment_slots]],
+                    pattern=[
+                        [shape.slots, part],
+                        [head_size, rows.heads],
+                        [stream_slots, chunk.streams],
+                        [1, columns],
+                    ],
                     offset=(current.sequence * shape.heads + rows.first_head) * head_size
-                    + first * shape.slots
+                    + first_dim * shape.slots
                     + chunk.first
-                    + segment * segment_slots,
+                    + first,
                     scalar_offset=current.key_index,
                     indirect_dim=0,
                 ),
             )
-            parts.append(loaded)
-        for i in range(together):
-            own = []
-            for loaded in parts:
-                own.append(loaded[:, :, i, :, :])
-            keys.append(own)
+        loads.append(loaded.reshape((part, rows.heads, chunk.segments, chunk.partitions, chunk.run)))
+    keys = []
+    for segment in range(chunk.segments):
+        parts = []
+        for loaded in loads:
+            parts.append(loaded[:, :, segment, :, :])
+        keys.append(parts)
     return keys
 
 

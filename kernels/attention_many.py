@@ -3,12 +3,11 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_lengths import load_lengths
+from .attention_lengths import checked_lengths, on_every_partition
 from .attention_loads import EVICTION_ENGINES, load_queries
 from .attention_output import store_output
 from .attention_passes import (
     MOST_STREAMS,
-    attend_window,
     constants_of,
     has_window,
     new_stationary,
@@ -22,7 +21,7 @@ from .attention_passes import (
     silence_pass,
 )
 from .attention_plan import plan_rows, tile
-from .attention_softmax import new_state, restart, score_step, slot_bounds, weigh_step, window_mask
+from .attention_softmax import new_state, restart, score_steps, slot_bounds, weigh_step, window_mask
 from .attention_work import list_passes, listed_pass, long_sequences
 
 
@@ -31,7 +30,7 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
 
     `heads`: (first, one past the last) that are this core's.
     """
-    laps = load_lengths(shape, lengths)
+    laps = checked_lengths(shape, on_every_partition(lengths))
     groups = plan_rows(shape, heads[0], heads[1], 1)
     ragged = plan_ragged(shape, groups[0][0], operands.shard, slot_cores)
     chosen = tile(laps[0].cached.shape)
@@ -49,7 +48,7 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
 def attend_listed(shape, chunk, groups, operands, laps, chosen, dense):
     """The passes of the chosen sequences, in one runtime loop."""
     work = list_passes(shape, chunk, laps, chosen, dense)
-    constants = constants_of(shape, chunk, chunk, groups, operands)
+    constants = constants_of(shape, chunk, groups, operands)
     states = []
     stationaries = []
     for g in range(len(groups)):
@@ -82,15 +81,12 @@ def attend_listed(shape, chunk, groups, operands, laps, chosen, dense):
                 restart(state, own.fresh, current.starts)
                 seen = ()
                 window_values = None
-                if len(window) > 0 and rows.streams > 1:
-                    attend_window(shape, rows, own, queries, window, current, state)
-                elif len(window) > 0:
-                    # One step for both costs less, but is not for streams, of which only the first has the window.
+                if len(window) > 0:
                     seen = (window[0], window_mask(shape, own, current))
                     window_values = window[1]
-                cached = [(keys, slot_bounds(shape, own, current))]
-                step = score_step(shape, chunk, rows, own, queries, cached, seen, state.negative_max)
-                weigh_step(shape, chunk, rows, own, step, [values], window_values, state, False, EVICTION_ENGINES)
+                cached = [(keys, slot_bounds(shape, chunk, own, current))]
+                step = score_steps(shape, chunk, rows, own, queries, cached, seen, state.negative_max)[0]
+                weigh_step(shape, chunk, rows, step, values, window_values, state, False, EVICTION_ENGINES)
                 store_output(shape, rows, own, state, operands.outputs, operands.sums, operands.shard, stored)
                 index += 1
 

@@ -4,69 +4,74 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_plan import PARTITIONS, psum, tile
-from .attention_softmax import MASKED, SMALLEST_SUM, State
+from .attention_softmax import MASKED, SMALLEST_SUM, new_state, over_streams
 
+SENDRECV_COLUMNS = 256  # fp32 that GpSimd's own DMA moves at most
 LSE_COLUMNS = 4096  # log-sum-exps of a partition at a time
 
 
-def fold_streams(shape, rows, constants, state):
-    """The state of a row tile's own rows [rows, ...], its streams put together."""
-    if rows.streams == 1:
-        return state
-    count, width = state.all.shape
-
-    # The largest maximum of a row's streams: along the free axis, then back to each stream's partition.
-    across = psum((1, rows.streams, rows.rows))
-    smallest = tile((1, 1, rows.rows))
-    nisa.nc_transpose(dst=across, data=state.negative_max, engine=nisa.engine.tensor)
-    nisa.tensor_reduce(dst=smallest, op=nl.minimum, data=across.permute((0, 2, 1)), axis=2)
-    one = tile((1, 1))
-    nisa.memset(dst=one, value=1.0)
-    common = psum((count, 1))
-    bias = tile((count, 1))
-    nisa.nc_matmul(dst=common, stationary=smallest.broadcast(1, rows.streams), moving=one, accumulate=False)
-    nisa.tensor_copy(dst=bias, src=common, engine=nisa.engine.scalar)
-    factor = tile((count, 1))
-    nisa.activation(dst=factor, op=nl.exp, data=state.negative_max, scale=-1.0, bias=bias)
-    scaled = tile((count, width - 1))
-    nisa.tensor_scalar(
-        dst=scaled, data=state.all[:, 0 : width - 1], op0=nl.multiply, operand0=factor, engine=nisa.engine.scalar
-    )
-
-    # Row r of the result is the sum over streams of row stream * rows + r: of its own values, and of the totals.
-    same_row = tile((count, rows.streams, rows.rows))
-    nisa.memset(dst=same_row, value=1.0)
-    nisa.affine_select(
-        dst=same_row,
-        pattern=[[-rows.rows, rows.streams], [-1, rows.rows]],
-        channel_multiplier=1,
-        on_true_tile=same_row,
-        on_false_value=0.0,
-        cmp_op=nl.equal,
-    )
-    values = psum((rows.rows, shape.head_dim))
-    total = psum((rows.rows, 1))
-    for stream in range(rows.streams):
-        own = slice(stream * shape.head_dim, (stream + 1) * shape.head_dim)
-        nisa.nc_matmul(dst=values, stationary=same_row[:, stream, :], moving=scaled[:, own], accumulate=stream > 0)
-        nisa.nc_matmul(
-            dst=total, stationary=same_row[:, stream, :], moving=scaled[:, width - 2 : width - 1], accumulate=stream > 0
+def join_cores(shape, rows, state, core):
+    """The state of a row tile together with the other core's, which saw other slots."""
+    theirs = new_state(shape, rows)
+    joined = new_state(shape, rows)
+    width = state.all.shape[1] - 2
+    for first in range(0, width + 2, SENDRECV_COLUMNS):
+        some = slice(first, min(first + SENDRECV_COLUMNS, width + 2))
+        nisa.sendrecv(
+            src=state.all[:, some],
+            dst=theirs.all[:, some],
+            send_to_rank=1 - core,
+            recv_from_rank=1 - core,
+            pipe_id=0,
+            dma_engine=nisa.dma_engine.gpsimd_dma,
         )
-    return State(values, total, bias[0 : rows.rows], None)
+    largest = joined.all[:, width + 1 : width + 2]
+    nisa.tensor_tensor(
+        dst=largest,
+        data1=state.all[:, width + 1 : width + 2],
+        data2=theirs.all[:, width + 1 : width + 2],
+        op=nl.minimum,
+    )
+    factors = []
+    for part in (state, theirs):
+        factor = tile(largest.shape)
+        nisa.activation(dst=factor, op=nl.exp, data=part.all[:, width + 1 : width + 2], scale=-1.0, bias=largest)
+        factors.append(factor)
+    weighted = joined.all[:, 0 : width + 1]
+    nisa.tensor_scalar(
+        dst=weighted,
+        data=state.all[:, 0 : width + 1],
+        op0=nl.multiply,
+        operand0=factors[0],
+        engine=nisa.engine.scalar,
+    )
+    nisa.scalar_tensor_tensor(
+        dst=weighted,
+        data=theirs.all[:, 0 : width + 1],
+        op0=nl.multiply,
+        operand0=factors[1],
+        op1=nl.add,
+        operand1=weighted,
+    )
+    return joined
 
 
-def store_output(shape, rows, constants, state, outputs, sums, shard, current):
+def store_output(shape, rows, constants, state, outputs, sums, shard, current, part=0, parts=1):
     """Writes a row tile's output as of now: a later pass of the same sequence writes over it.
 
     Args:
         outputs: [shards, B, Hq, T, D] in HBM.
         sums: [shards, 2, B, Hq, T] in HBM for each row's total, 0 in padding, and minus its maximum; or None.
         shard: where in these.
+        part: of each head's rows, which of `parts` equal ones are written; sums with the first.
     """
-    state = fold_streams(shape, rows, constants, state)
+    # On GpSimd, which need not wait for the last products.
     size = (rows.rows, 1)
+    smallest = tile(size)
     inverse = tile(size)
-    nisa.tensor_scalar(dst=inverse, data=state.total, op0=nl.maximum, operand0=SMALLEST_SUM)
+    nisa.memset(dst=smallest, value=SMALLEST_SUM)
+    total = over_streams(rows, state.total, nl.add, nisa.engine.gpsimd)[0 : rows.rows]
+    nisa.tensor_tensor(dst=inverse, data1=total, data2=smallest, op=nl.maximum, engine=nisa.engine.gpsimd)
     nisa.reciprocal(dst=inverse, data=inverse)
     if constants.value_scale != None:  # noqa: E711
         nisa.tensor_tensor(dst=inverse, data1=inverse, data2=constants.value_scale[0 : rows.rows], op=nl.multiply)
@@ -77,17 +82,19 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current):
     sequence_rows = shape.query_heads * shape.window
     first_row = (shard * shape.batch + current.sequence) * sequence_rows + rows.first_row
     own = rows.rows // rows.heads
-    for head in range(rows.heads):
+    low = own * part // parts
+    high = own * (part + 1) // parts
+    for head in range(rows.heads if high > low else 0):
         nisa.dma_copy(
             dst=outputs.reshape((outputs.shape[0] * shape.batch, sequence_rows * head_dim)).ap(
-                pattern=[[head_dim, own], [1, head_dim]],
-                offset=(first_row + head * own) * head_dim,
+                pattern=[[head_dim, high - low], [1, head_dim]],
+                offset=(first_row + head * own + low) * head_dim,
                 scalar_offset=current.sequence_index,
                 indirect_dim=0,
             ),
-            src=result[head * own : (head + 1) * own, head * head_dim : (head + 1) * head_dim],
+            src=result[head * own + low : head * own + high, head * head_dim : (head + 1) * head_dim],
         )
-    if sums == None:  # noqa: E711
+    if sums == None or part > 0:  # noqa: E711
         return
     facts = tile((rows.rows, 2))
     nisa.scalar_tensor_tensor(
@@ -96,9 +103,9 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current):
         op0=nl.less,
         operand0=current.live_rows[0 : rows.rows],
         op1=nl.multiply,
-        operand1=state.total,
+        operand1=total,
     )
-    nisa.tensor_copy(dst=facts[:, 1:2], src=state.negative_max, engine=nisa.engine.gpsimd)
+    nisa.tensor_copy(dst=facts[:, 1:2], src=state.negative_max[0 : rows.rows], engine=nisa.engine.gpsimd)
     # Two rows make two descriptors, two columns one for each row.
     staged = psum((2, rows.rows))
     across = tile((2, rows.rows))

@@ -10,9 +10,8 @@ from .attention_loads import EVICTION_ENGINES, bits_of, load_keys, load_slots, l
 from .attention_plan import PARTITIONS, head_parts, plan_blocks, plan_chunk, tile
 from .attention_softmax import (
     groups_of,
-    one_stream,
     row_constants,
-    score_step,
+    score_steps,
     weigh_step,
     window_mask,
     with_tree,
@@ -39,7 +38,8 @@ class Operands(NamedTuple):
     value_scale: object
     outputs: object  # [shards, B, Hq, T, D]
     sums: object  # [shards, 2, B, Hq, T]
-    shard: int  # this core's
+    shard: int  # this core's share of the slots
+    shards: int  # how many there are
 
 
 def plan_dense(shape, rows, shard, slot_cores):
@@ -84,8 +84,12 @@ class Constants(NamedTuple):
     runs: object  # Runs of a paged cache, or None
 
 
-def constants_of(shape, streamed, ragged, groups, operands):
-    """Constants for passes `streamed`, whose rows may come in streams, and `ragged`, which load slots not live."""
+def constants_of(shape, ragged, groups, operands):
+    """Constants for passes of which those like `ragged` load slots that are not live."""
+    # Has the exponential's table loaded while the Scalar engine has nothing else to do.
+    first_exponential = tile((1, 1))
+    nisa.memset(dst=first_exponential, value=0.0)
+    nisa.activation(dst=first_exponential, op=nl.exp, data=first_exponential)
     with_window = has_window(operands)
     rows = []
     for group in groups:
@@ -94,7 +98,6 @@ def constants_of(shape, streamed, ragged, groups, operands):
             own.append(
                 row_constants(
                     shape,
-                    streamed,
                     row_tile,
                     with_window,
                     operands.sinks if operands.shard == 0 else None,
@@ -117,10 +120,6 @@ def constants_of(shape, streamed, ragged, groups, operands):
         inverse_scales = tile((shape.window, shape.heads))
         nisa.dma_copy(dst=inverse_scales, src=operands.value_scale.ap(pattern=[[0, shape.window], [1, shape.heads]]))
         nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
-    # Has the exponential's table loaded while the Scalar engine has nothing else to do.
-    first_exponential = tile((1, 1))
-    nisa.memset(dst=first_exponential, value=0.0)
-    nisa.activation(dst=first_exponential, op=nl.exp, data=first_exponential)
     runs = None
     if shape.block_size > 0:
         runs = runs_of(shape, ragged, slot)
@@ -189,12 +188,10 @@ def own_window(shape, rows, operands, constants, current):
 
 
 def attend_window(shape, rows, constants, queries, window, current, state):
-    """Takes the window, (keys, values) as own_window leaves them, into a row tile's state: that of its first stream."""
-    rows, constants, state = one_stream(shape, rows, constants, state)
-    queries = queries[:, :, 0 : rows.heads, 0 : rows.count]
+    """Takes the window, (keys, values) as own_window leaves them, into a row tile's state."""
     seen = (window[0], window_mask(shape, constants, current))
-    step = score_step(shape, None, rows, constants, queries, [], seen, state.negative_max)
-    weigh_step(shape, None, rows, constants, step, [], window[1], state, False, EVICTION_ENGINES)
+    step = score_steps(shape, None, rows, constants, queries, [], seen, state.negative_max)[0]
+    weigh_step(shape, None, rows, step, None, window[1], state, False, EVICTION_ENGINES)
 
 
 def new_stationary(shape, rows):

@@ -42,14 +42,17 @@ class Shape(NamedTuple):
 
 
 class RowTile(NamedTuple):
-    """Rows first_row.. of a sequence, those of key/value heads first_head.., in `streams` copies: `count` in all."""
+    """Rows first_row.. of a sequence, those of key/value heads first_head.., in `streams` copies.
+
+    Copies begin at multiples of count / streams, where an instruction may start.
+    """
 
     first_row: int
     rows: int
     first_head: int
     heads: int
     streams: int
-    count: int
+    count: int  # partitions
 
 
 class Chunk(NamedTuple):
@@ -90,15 +93,15 @@ def plan_rows(shape, first_head, last_head, most_streams):
             groups.append(tiles)
         return groups
 
-    # What a tile's heads or streams weigh up to shares one PSUM bank.
+    # What a tile's heads weigh up to shares one PSUM bank.
     most = min(PARTITIONS // shape.rows, PSUM_BANK // shape.head_dim)
     for head in range(first_head, last_head, most):
         heads = min(most, last_head - head)
         rows = heads * shape.rows
         streams = 1
-        while heads == 1 and 2 * streams <= min(most, most_streams):
+        while heads == 1 and 2 * streams <= min(PARTITIONS // rows, most_streams):
             streams *= 2
-        groups.append([RowTile(head * shape.rows, rows, head, heads, streams, rows * streams)])
+        groups.append([RowTile(head * shape.rows, rows, head, heads, streams, PARTITIONS if streams > 1 else rows)])
     return groups
 
 

@@ -9,14 +9,15 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_loads import transpose_all
+from .attention_loads import repeat
 from .attention_plan import PSUM_BANK, PSUM_BANK_BYTES, RowTile, psum, tile
 from .attention_tree import load_ancestors
 
 NOTHING_SEEN = 1e20  # minus the maximum of a row that saw no key yet: exp(masked score + this) is 0
 MASKED = -3.4028234663852886e38  # what range_select writes where a slot is not seen
 SMALLEST_SUM = 1e-18  # a row that saw a key has a sum of at least 1; the logarithm's domain starts at 2^-64
-MOST_TRANSPOSES = 8  # of a batch
+MOST_TRANSPOSED = 512  # columns of a batch
+BATCHES_AHEAD = 2  # that are transposed before the first one's values are weighed
 SPAN_BANKS = 2  # of scores under one mask; two spans are in use at a time
 
 
@@ -25,16 +26,18 @@ class Rows(NamedTuple):
 
     row: object  # the window row
     depth: object  # its position, counted from row 0's
-    sees: object  # [rows, T] the window keys that it sees
-    first_slot: object  # of the row's stream in a pass; None where it is 0
+    sees: object  # [count, T] the window keys that it sees
+    stream: object  # that the row belongs to; None if there is but one
     key_scale: object  # of scores of the cache; None if that is shape.scale
     value_scale: object  # of weighted values; None if there is none
     fresh: object  # State of rows that have seen nothing but their sink
 
 
 class State(NamedTuple):
-    values: object  # [count, groups * D] fp32, weighted; those of groups other than the row's own are by-products
-    total: object  # [count, 1]
+    """The streams of a row have one maximum, so that what they weigh adds up in PSUM."""
+
+    values: object  # [rows, heads * D] fp32, weighted; those of heads other than the row's own are by-products
+    total: object  # [count, 1], of the row's stream
     negative_max: object  # [count, 1], of scaled scores
     all: object  # the tile that holds the three
 
@@ -44,60 +47,59 @@ def groups_of(rows):
 
 
 def new_state(shape, rows):
-    return state_of(tile((rows.count, groups_of(rows) * shape.head_dim + 2)))
+    width = rows.heads * shape.head_dim
+    stored = tile(((rows.count + 15) // 16 * 16, width + 2))  # a multiple of 16, as sendrecv needs
+    return State(
+        stored[0 : rows.rows, 0:width],
+        stored[0 : rows.count, width : width + 1],
+        stored[0 : rows.count, width + 1 : width + 2],
+        stored,
+    )
 
 
-def state_of(stored):
-    width = stored.shape[1] - 2
-    return State(stored[:, 0:width], stored[:, width : width + 1], stored[:, width + 1 : width + 2], stored)
+def one_stream(rows, constants, state):
+    """A row tile, its constants and its state, without the streams but the first.
 
-
-def one_stream(shape, rows, constants, state):
-    """A row tile, its constants and its state, without the streams but the first."""
+    What is then taken in leaves the others behind, which must not have seen anything.
+    """
     if rows.streams == 1:
         return rows, constants, state
     count = rows.rows
-    plain = RowTile(rows.first_row, count, rows.first_head, rows.heads, 1, count)
     return (
-        plain,
+        RowTile(rows.first_row, count, rows.first_head, rows.heads, 1, count),
         Rows(
             constants.row[0:count],
             constants.depth[0:count],
-            constants.sees,
+            None,
             None,
             None if constants.key_scale == None else constants.key_scale[0:count],  # noqa: E711
-            None if constants.value_scale == None else constants.value_scale[0:count],  # noqa: E711
-            part_of(shape, constants.fresh, plain),
+            None,
+            None,
         ),
-        part_of(shape, state, plain),
+        State(state.values, state.total[0:count], state.negative_max[0:count], None),
     )
 
 
-def part_of(shape, state, rows):
-    """The state of the rows of the first stream."""
-    count = rows.count
-    return State(
-        state.values[0:count, 0 : rows.heads * shape.head_dim],
-        state.total[0:count],
-        state.negative_max[0:count],
-        None,
-    )
-
-
-def row_constants(shape, chunk, rows, with_window, sinks, key_scale, value_scale):
+def row_constants(shape, rows, with_window, sinks, key_scale, value_scale):
     """Rows of a row tile. `with_window`: whether the window's keys are this core's to take."""
-    copies = rows.count // shape.window
-    numbers = tile((1, copies, shape.window, 2))
-    nisa.iota(dst=numbers[:, :, :, 0], pattern=[[0, copies], [1, shape.window]], offset=0, channel_multiplier=0)
+    stride = rows.count // rows.streams
+    across = tile((1, rows.streams, stride))
+    nisa.memset(dst=across, value=0.0)
     nisa.iota(
-        dst=numbers[:, :, :, 1],
-        pattern=[[chunk.slots // rows.streams, rows.streams], [0, rows.rows]],
+        dst=across[:, :, 0 : rows.rows],
+        pattern=[[0, rows.streams], [0, rows.rows // shape.window], [1, shape.window]],
         offset=0,
         channel_multiplier=0,
     )
-    columns = tile((rows.count, 2))
-    nisa.dma_copy(dst=columns, src=numbers)
-    row = columns[:, 0:1]
+    staged = psum((rows.count, 1))
+    row = tile((rows.count, 1))
+    nisa.nc_transpose(dst=staged, data=across, engine=nisa.engine.tensor)
+    nisa.tensor_copy(dst=row, src=staged, engine=nisa.engine.scalar)
+    stream = None
+    if rows.streams > 1:
+        stream = tile((rows.count, 1))
+        for i in range(rows.streams):
+            nisa.memset(dst=stream[i * stride : (i + 1) * stride], value=float(i))
 
     fresh = new_state(shape, rows)
     nisa.memset(dst=fresh.all, value=0.0)
@@ -105,17 +107,19 @@ def row_constants(shape, chunk, rows, with_window, sinks, key_scale, value_scale
     if sinks != None:  # noqa: E711
         # A sink is a key with a score of its own and no value.
         heads = rows.rows // shape.window
-        sink = fresh.negative_max[0 : rows.rows]
+        sink = fresh.negative_max
         nisa.dma_copy(
-            dst=sink, src=sinks.ap(pattern=[[1, heads], [0, shape.window]], offset=rows.first_row // shape.window)
+            dst=sink[0 : rows.rows],
+            src=sinks.ap(pattern=[[1, heads], [0, shape.window]], offset=rows.first_row // shape.window),
         )
+        repeat(rows, sink)
         nisa.tensor_scalar(dst=sink, data=sink, op0=nl.multiply, operand0=-1.0)
         nisa.memset(dst=fresh.total[0 : rows.rows], value=1.0)
     return Rows(
         row=row,
         depth=row,
-        sees=chain_sees(shape, row[0 : rows.rows]) if with_window else None,
-        first_slot=columns[:, 1:2] if rows.streams > 1 else None,
+        sees=chain_sees(shape, rows, row) if with_window else None,
+        stream=stream,
         key_scale=row_scale(rows, key_scale, shape.scale if shape.softcap == 0.0 else shape.scale / shape.softcap),
         value_scale=row_scale(rows, value_scale, 1.0),
         fresh=fresh,
@@ -129,7 +133,7 @@ def with_tree(shape, rows, constants, table, current):
         constants.row,
         depth,
         sees,
-        constants.first_slot,
+        constants.stream,
         constants.key_scale,
         constants.value_scale,
         constants.fresh,
@@ -141,19 +145,23 @@ def row_scale(rows, scales, factor):
     if scales == None:  # noqa: E711
         return None
     scale = tile((rows.count, 1))
-    own = rows.count // groups_of(rows)
-    nisa.dma_copy(
-        dst=scale, src=scales.ap(pattern=[[0, rows.streams], [1, rows.heads], [0, own]], offset=rows.first_head)
-    )
+    nisa.memset(dst=scale, value=0.0)
+    own = rows.rows // rows.heads
+    nisa.dma_copy(dst=scale[0 : rows.rows], src=scales.ap(pattern=[[1, rows.heads], [0, own]], offset=rows.first_head))
+    repeat(rows, scale)
     nisa.tensor_scalar(dst=scale, data=scale, op0=nl.multiply, operand0=factor)
     return scale
 
 
-def chain_sees(shape, row):
-    """[rows, T] fp32 flags: each row sees itself and the window rows before it."""
-    size = (row.shape[0], shape.window)
+def chain_sees(shape, rows, row):
+    """[count, T] fp32 flags: each row sees itself and the window rows before it; of streams, the first does."""
+    every = tile((rows.count, shape.window))
+    if rows.streams > 1:
+        nisa.memset(dst=every, value=0.0)
+    size = (rows.rows, shape.window)
+    row = row[0 : rows.rows]
+    sees = every[0 : rows.rows]
     column = tile(size)
-    sees = tile(size)
     nisa.iota(dst=column, pattern=[[1, shape.window]], offset=0, channel_multiplier=0)
     nisa.tensor_scalar(dst=sees, data=column, op0=nl.less_equal, operand0=row)
     if shape.sliding_window > 0 and shape.sliding_window < shape.window:
@@ -167,11 +175,11 @@ def chain_sees(shape, row):
             operand1=-float(shape.sliding_window),
         )
         nisa.tensor_tensor(dst=sees, data1=sees, data2=near, op=nl.multiply)
-    return sees
+    return every
 
 
 def window_mask(shape, constants, current):
-    """[rows, T] uint8: which window keys each row sees, if this pass takes the window; rows of padding see none."""
+    """[count, T] uint8: which window keys each row sees, if this pass takes the window; rows of padding see none."""
     count = constants.row.shape[0]
     live_row = tile((count, 1))
     nisa.tensor_scalar(dst=live_row, data=constants.row, op0=nl.less, operand0=current.live_rows[0:count])
@@ -182,7 +190,7 @@ def window_mask(shape, constants, current):
     return mask
 
 
-def slot_bounds(shape, constants, current):
+def slot_bounds(shape, chunk, constants, current):
     """First slot that each row sees in its stream, and one past the last, [count, 1] each; rows of padding see none."""
     count = constants.row.shape[0]
     size = (count, 1)
@@ -213,12 +221,18 @@ def slot_bounds(shape, constants, current):
     if shape.positioned:
         # No slot after the row's own position.
         nisa.tensor_scalar(dst=end, data=position, op0=nl.add, operand0=1.0, op1=nl.minimum, operand1=end)
-    if constants.first_slot == None:  # noqa: E711
+    if constants.stream == None:  # noqa: E711
         return first, end
     stream_first = tile(size)
     for bound, shifted in ((first, stream_first), (end, end)):
-        nisa.tensor_tensor(
-            dst=shifted, data1=bound, data2=constants.first_slot, op=nl.subtract, engine=nisa.engine.gpsimd
+        nisa.tensor_scalar(
+            dst=shifted,
+            data=constants.stream,
+            op0=nl.multiply,
+            operand0=-float(chunk.slots // chunk.streams),
+            op1=nl.add,
+            operand1=bound,
+            engine=nisa.engine.scalar,
         )
     return stream_first, end
 
@@ -250,15 +264,16 @@ def capped(shape, scores, scale):
 
 
 class Step(NamedTuple):
-    """A step of the softmax whose scores are known and whose values are not weighed yet."""
+    """A step of the softmax whose scores are known and whose values are not weighed yet: a pass, the window or both."""
 
-    parts: object  # (masked scores, scale) of each pass, then of the window if it is there
+    cached: object  # masked scores of the pass, and their scale; None if the step has none
+    window: object  # the same of the window
     earlier: object  # [count, 1], minus the maximum before the step
     negative_max: object  # and after it
 
 
-def score_step(shape, chunk, rows, constants, stationary, cached, window, earlier):
-    """Scores of passes, the window, or both, and how they raise the maximum of a row tile.
+def score_steps(shape, chunk, rows, constants, stationary, cached, window, earlier):
+    """A Step for each pass, the first with the window, if that is there; or one for the window alone.
 
     Args:
         stationary: queries, as load_queries leaves them.
@@ -271,96 +286,113 @@ def score_step(shape, chunk, rows, constants, stationary, cached, window, earlie
     cache_scale = scale
     if constants.key_scale != None and shape.softcap == 0.0:  # noqa: E711
         cache_scale = constants.key_scale
-    parts = []
-    maxima = []
-    for keys, bounds in cached:
-        scores, largest = cache_scores(shape, chunk, rows, constants, stationary, keys, bounds)
-        parts.append((scores, cache_scale))
-        maxima.append((largest, cache_scale))
+    window_part = None
+    raised = earlier
     if len(window) > 0:
         scores, largest = window_scores(shape, rows, stationary, window[0], window[1])
-        parts.append((scores, scale))
-        maxima.append((largest, scale))
+        raised = raised_maximum(rows, largest, scale, earlier)
+        window_part = (scores, scale)
+    if len(cached) == 0:
+        return [Step(None, window_part, earlier, raised)]
 
-    return Step(parts, earlier, raised_maximum(maxima, earlier))
+    spans = spans_of(chunk, rows)
+    steps = []
+    for keys, bounds in cached:
+        scores = tile((rows.count, chunk.slots // rows.streams))
+        maxima = tile((rows.count, len(spans)))
+        for i in range(len(spans)):
+            products = span_products(rows, stationary, keys, chunk, spans[i])
+            nisa.range_select(
+                dst=scores[:, spans[i].first : spans[i].first + spans[i].size],
+                on_true_tile=capped(shape, products, constants.key_scale),
+                comp_op0=nl.greater_equal,
+                comp_op1=nl.less,
+                bound0=bounds[0],
+                bound1=bounds[1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+                reduce_res=maxima[:, i : i + 1],
+                range_start=chunk.first + spans[i].first,
+            )
+        raised = raised_maximum(rows, maxima, cache_scale, raised)
+        steps.append(Step((scores, cache_scale), window_part, earlier, raised))
+        window_part = None
+        earlier = raised
+    return steps
 
 
-def weigh_step(shape, chunk, rows, constants, step, values, window_values, state, begins, engines):
+def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, engines):
     """Takes the values of a step into the state.
 
     Args:
-        values: an entry a pass, as load_slots leaves them.
+        values: of the pass, if the step has one, as load_slots leaves them.
         window_values: [T, heads, D] if the step has the window, else None.
-        begins: whether this is a sequence's first step: `state` then holds nothing yet.
+        begins: whether this is a sequence's first step: `state` then has no values yet.
         engines: which take turns at emptying PSUM.
     """
     decay = tile((rows.count, 1))
     nisa.activation(dst=decay, op=nl.exp, data=step.earlier, scale=-1.0, bias=step.negative_max)
-    weighted = psum((rows.count, groups_of(rows) * shape.head_dim))
-    sums = []
-    for i in range(len(values)):
-        scores, scale = step.parts[i]
-        sums.append(
-            weigh_values(shape, chunk, rows, scores, scale, step.negative_max, values[i], weighted, i > 0, engines)
-        )
-    if len(step.parts) > len(values):
-        scores, scale = step.parts[len(values)]
-        total = tile((rows.count, 1))
-        weights = tile(scores.shape, shape.dtype)
-        exponentials(weights, scores, scale, step.negative_max, total)
-        weigh_window(rows, weights, window_values, weighted[:, 0 : rows.heads * shape.head_dim], len(values) > 0)
-        sums.append(total)
+    batches = []
+    if step.window != None:  # noqa: E711
+        batches.append(Batch(step.window[0].expand_dim(2), step.window[1], [[window_values]]))
+    if step.cached != None:  # noqa: E711
+        batches.extend(batches_of(shape, chunk, rows, step.cached[0], step.cached[1], values))
+    weighted = psum((rows.rows, rows.heads * shape.head_dim))
+    total = weigh(shape, rows, batches, step.negative_max, weighted, engines)
 
-    if begins:
-        nisa.tensor_copy(dst=state.values, src=weighted, engine=nisa.engine.scalar)
-    else:
-        nisa.tensor_scalar(
-            dst=state.values, data=state.values, op0=nl.multiply, operand0=decay, engine=nisa.engine.scalar
-        )
-        nisa.tensor_tensor(dst=state.values, data1=state.values, data2=weighted, op=nl.add)
-    nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=nisa.engine.gpsimd)
-    earlier_total = constants.fresh.total if begins else state.total
+    # The total first: it waits for no product.
     nisa.scalar_tensor_tensor(
-        dst=state.total, data=earlier_total, op0=nl.multiply, operand0=decay, op1=nl.add, operand1=sums[0]
+        dst=state.total, data=state.total, op0=nl.multiply, operand0=decay, op1=nl.add, operand1=total
     )
-    for total in sums[1:]:
-        nisa.tensor_tensor(dst=state.total, data1=state.total, data2=total, op=nl.add)
+    nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=nisa.engine.vector)
+    if begins:
+        nisa.tensor_copy(dst=state.values, src=weighted, engine=nisa.engine.vector)
+        return
+    nisa.tensor_scalar(
+        dst=state.values,
+        data=state.values,
+        op0=nl.multiply,
+        operand0=decay[0 : rows.rows],
+        engine=nisa.engine.scalar,
+    )
+    nisa.tensor_tensor(dst=state.values, data1=state.values, data2=weighted, op=nl.add)
 
 
-def cache_scores(shape, chunk, rows, constants, stationary, keys, bounds):
-    """Masked scores [count, slots of a stream] of a pass, and their maxima [count, n]."""
+class Span(NamedTuple):
+    """Slots of a pass under one mask: partitions begin..until - 1 of a segment of each stream."""
+
+    first: int  # slot of its stream
+    size: int
+    segment: int
+    begin: int
+    until: int
+
+
+def spans_of(chunk, rows):
+    """Spans that cover a pass."""
+    span = min(chunk.partitions, SPAN_BANKS * max(1, PSUM_BANK // chunk.run))
+    spans = []
+    for segment in range(chunk.segments // rows.streams):
+        for begin in range(0, chunk.partitions, span):
+            until = min(begin + span, chunk.partitions)
+            first = (segment * chunk.partitions + begin) * chunk.run
+            spans.append(Span(first, (until - begin) * chunk.run, segment, begin, until))
+    return spans
+
+
+def span_products(rows, stationary, keys, chunk, span):
+    """q . k [count, size] of a span, in PSUM."""
     run = chunk.run
     share = chunk.segments // rows.streams  # segments of a stream
     bank = max(1, PSUM_BANK // run)  # partitions whose slots fill a bank
-    span = min(chunk.partitions, SPAN_BANKS * bank)
-    spans = (chunk.partitions + span - 1) // span  # of a segment
-    scores = tile((rows.count, share * chunk.partitions * run))
-    maxima = tile((rows.count, share * spans))
-    for i in range(share * spans):
-        segment = i // spans
-        begin = i % spans * span
-        until = min(begin + span, chunk.partitions)
-        products = psum((rows.count, (until - begin) * run))
-        for low in range(begin, until, bank):
-            high = min(low + bank, until)
-            for group in range(groups_of(rows)):
-                slots = []
-                for part in keys[group // rows.heads * share + segment]:
-                    slots.append(part[:, group % rows.heads, low:high, :])
-                score(products[:, (low - begin) * run : (high - begin) * run], stationary, slots, group)
-        first_slot = (segment * chunk.partitions + begin) * run
-        nisa.range_select(
-            dst=scores[:, first_slot : first_slot + (until - begin) * run],
-            on_true_tile=capped(shape, products, constants.key_scale),
-            comp_op0=nl.greater_equal,
-            comp_op1=nl.less,
-            bound0=bounds[0],
-            bound1=bounds[1],
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
-            reduce_res=maxima[:, i : i + 1],
-            range_start=chunk.first + first_slot,
-        )
-    return scores, maxima
+    products = psum((rows.count, span.size))
+    for low in range(span.begin, span.until, bank):
+        high = min(low + bank, span.until)
+        for group in range(groups_of(rows)):
+            slots = []
+            for part in keys[group // rows.heads * share + span.segment]:
+                slots.append(part[:, group % rows.heads, low:high, :])
+            score(products[:, (low - span.begin) * run : (high - span.begin) * run], stationary, slots, group)
+    return products
 
 
 def window_scores(shape, rows, stationary, keys, mask):
@@ -385,16 +417,33 @@ def window_scores(shape, rows, stationary, keys, mask):
     return scores, maximum
 
 
-def raised_maximum(maxima, negative_max):
-    """Minus the largest of what `negative_max` [count, 1] stands for and of (maxima [count, n], scale) pairs."""
-    for largest, scale in maxima:
-        size = negative_max.shape
-        own = tile(size)
-        raised = tile(size)
-        nisa.tensor_reduce(dst=own, op=nl.maximum, data=largest, axis=1, negate=True)
-        nisa.tensor_scalar(dst=raised, data=own, op0=nl.multiply, operand0=scale, op1=nl.minimum, operand1=negative_max)
-        negative_max = raised
-    return negative_max
+def raised_maximum(rows, largest, scale, negative_max):
+    """Minus the larger of what `negative_max` [count, 1] stands for and of scale * `largest` [count, n], of all streams
+    of a row."""
+    size = negative_max.shape
+    own = tile(size)
+    raised = tile(size)
+    nisa.tensor_reduce(dst=own, op=nl.maximum, data=largest, axis=1, negate=True)
+    own = over_streams(rows, own, nl.minimum, nisa.engine.vector)
+    nisa.tensor_scalar(dst=raised, data=own, op0=nl.multiply, operand0=scale, op1=nl.minimum, operand1=negative_max)
+    return raised
+
+
+def over_streams(rows, values, op, engine):
+    """`values` [count, 1] combined by `op` over the streams of each row, the same on all of them."""
+    half = rows.count // 2
+    while half >= rows.count // rows.streams:
+        others = tile(values.shape)
+        combined = tile(values.shape)
+        for first in range(0, rows.count, 2 * half):
+            low = slice(first, first + half)
+            high = slice(first + half, first + 2 * half)
+            nisa.tensor_copy(dst=others[low], src=values[high], engine=engine)
+            nisa.tensor_copy(dst=others[high], src=values[low], engine=engine)
+        nisa.tensor_tensor(dst=combined, data1=values, data2=others, op=op, engine=engine)
+        values = combined
+        half //= 2
+    return values
 
 
 def exponentials(weights, scores, scale, negative_max, total):
@@ -411,67 +460,72 @@ def exponentials(weights, scores, scale, negative_max, total):
     )
 
 
-def weigh_values(shape, chunk, rows, scores, scale, negative_max, values, weighted, accumulate, engines):
-    """weighted [count, groups * D] (+)= exp(scores) [count, slots of a stream] x values; returns the weights' sums.
+class Batch(NamedTuple):
+    """Slots that are transposed together, some of each run."""
 
-    Slots go to partitions by transposes, a few of each run at a time: one batch is transposed while the exponentials
-    of the next are computed. `engines` take turns at emptying PSUM.
-    """
-    run = chunk.run
+    scores: object  # [count, partitions, size]
+    scale: object  # of the scores
+    values: object  # of each stream that sees them, of each slot of a run: [partitions, heads, D]
+
+
+def batches_of(shape, chunk, rows, scores, scale, values):
+    """Batches of a pass: its scores [count, slots of a stream], its values as load_slots leaves them."""
     share = chunk.segments // rows.streams
-    width = weighted.shape[1] // rows.streams
     size = 4 if shape.dtype == nl.float32 else 2
-    batch = max(1, min(run, MOST_TRANSPOSES, PSUM_BANK_BYTES // (rows.count * size)))
-    while run % batch > 0:
+    batch = max(1, min(chunk.run, MOST_TRANSPOSED // rows.count, PSUM_BANK_BYTES // (rows.count * size)))
+    while chunk.run % batch > 0:
         batch -= 1
+    scores = scores.reshape_dim(1, (share, chunk.partitions, chunk.run))
     batches = []
     for segment in range(share):
-        for first in range(0, run, batch):
-            batches.append((segment, first))
-    sums = tile((rows.count, len(batches)))
-    weights = tile((rows.count, share, chunk.partitions, run), shape.dtype)
-    scores = scores.reshape_dim(1, (share, chunk.partitions, run))
-
-    staged = []
-    for i in range(len(batches) + 1):
-        if i < len(batches):
-            segment, first = batches[i]
-            exponentials(
-                weights[:, segment, :, first : first + batch],
-                scores[:, segment, :, first : first + batch],
-                scale,
-                negative_max,
-                sums[:, i : i + 1],
-            )
-            staged.append(psum((chunk.partitions, batch, rows.count), shape.dtype))
-            for j in range(batch):
-                nisa.nc_transpose(
-                    dst=staged[i][:, j, :], data=weights[:, segment, :, first + j], engine=nisa.engine.tensor
-                )
-        if i > 0:
-            segment, first = batches[i - 1]
-            transposed = tile((chunk.partitions, batch, rows.count), shape.dtype)
-            nisa.tensor_copy(dst=transposed, src=staged[i - 1], engine=engines[(i - 1) % len(engines)])
+        for first in range(0, chunk.run, batch):
+            own = []
             for stream in range(rows.streams):
-                for j in range(batch):
-                    nisa.nc_matmul(
-                        dst=weighted[:, stream * width : (stream + 1) * width],
-                        stationary=transposed[:, j, :],
-                        moving=values[stream * share + segment][:, :, first + j, :],
-                        accumulate=accumulate or i > 1 or j > 0,
-                    )
+                slots = []
+                for i in range(first, first + batch):
+                    slots.append(values[stream * share + segment][:, :, i, :])
+                own.append(slots)
+            batches.append(Batch(scores[:, segment, :, first : first + batch], scale, own))
+    return batches
+
+
+def weigh(shape, rows, batches, negative_max, weighted, engines):
+    """weighted [rows, heads * D] = exp(scores) x values of all batches; returns the weights' sums [count, 1].
+
+    Slots go to partitions by transposes: a batch is transposed while the exponentials of the next are computed, and
+    `engines` take turns at emptying PSUM.
+    """
+    stride = rows.count // rows.streams
+    sums = tile((rows.count, len(batches)))
+    staged = []
+    for i in range(len(batches) + BATCHES_AHEAD):
+        if i < len(batches):
+            batch = batches[i]
+            _, partitions, size = batch.scores.shape
+            weights = tile(batch.scores.shape, shape.dtype)
+            staged.append(psum((partitions, size, rows.count), shape.dtype))
+            exponentials(weights, batch.scores, batch.scale, negative_max, sums[:, i : i + 1])
+            for j in range(size):
+                nisa.nc_transpose(dst=staged[i][:, j, :], data=weights[:, :, j], engine=nisa.engine.tensor)
+        done = i - BATCHES_AHEAD
+        if done < 0:
+            continue
+        transposed = tile(staged[done].shape, shape.dtype)
+        nisa.tensor_copy(dst=transposed, src=staged[done], engine=engines[done % len(engines)])
+        for stream in range(len(batches[done].values)):
+            values = batches[done].values[stream]
+            for j in range(len(values)):
+                nisa.nc_matmul(
+                    dst=weighted,
+                    stationary=transposed[:, j, stream * stride : stream * stride + rows.rows],
+                    moving=values[j],
+                    accumulate=done + stream + j > 0,
+                )
     if len(batches) == 1:
         return sums
     total = tile((rows.count, 1))
     nisa.tensor_reduce(dst=total, op=nl.add, data=sums, axis=1)
     return total
-
-
-def weigh_window(rows, weights, values, weighted, accumulate):
-    """weighted [count, heads * D] (+)= weights [count, T] x values [T, heads, D]."""
-    transposed = tile((weights.shape[1], 1, rows.count), weights.dtype)
-    transpose_all(transposed, weights.expand_dim(1))
-    nisa.nc_matmul(dst=weighted, stationary=transposed[:, 0, :], moving=values, accumulate=accumulate)
 
 
 def restart(state, fresh, starts):
@@ -483,7 +537,9 @@ def restart(state, fresh, starts):
     nisa.tensor_scalar(dst=keep, data=starts[0:count], op0=nl.add, operand0=-1.0, engine=nisa.engine.scalar)
     nisa.tensor_copy(dst=begins, src=starts[0:count], engine=nisa.engine.gpsimd)
     values = state.values.view(nl.int32)
-    nisa.tensor_scalar(dst=values, data=values, op0=nl.bitwise_and, operand0=keep)
+    nisa.tensor_scalar(dst=values, data=values, op0=nl.bitwise_and, operand0=keep[0 : values.shape[0]])
     nisa.tensor_copy_predicated(
-        dst=state.all[:, width : width + 2], src=fresh.all[:, width : width + 2], predicate=begins.broadcast(1, 2)
+        dst=state.all[0:count, width : width + 2],
+        src=fresh.all[0:count, width : width + 2],
+        predicate=begins.broadcast(1, 2),
     )

@@ -3,6 +3,7 @@
 import nki.isa as nisa
 import nki.language as nl
 
+from .attention_loads import repeat
 from .attention_plan import psum, tile
 
 
@@ -86,18 +87,21 @@ def write_ancestors(shape, parents, table, column, row, tree):
 
 
 def load_ancestors(shape, rows, table, current):
-    """What a row tile's rows see of the window, and their depth: [rows, T] and [count, 1]."""
+    """What a row tile's rows see of the window, of streams the first, and their depth: [count, T] and [count, 1]."""
     window = shape.window
     entry = tile((rows.count, window + 1))
+    if rows.streams > 1:
+        nisa.memset(dst=entry, value=0.0)
     shared = table.shape[0] == 1
     entry_size = window * (window + 1)
     nisa.dma_copy(
-        dst=entry,
+        dst=entry[0 : rows.rows],
         src=table.reshape((table.shape[0], entry_size)).ap(
-            pattern=[[0, rows.count // window], [window + 1, window], [1, window + 1]],
+            pattern=[[0, rows.rows // window], [window + 1, window], [1, window + 1]],
             offset=0 if shared else current.sequence * entry_size,
             scalar_offset=None if shared else current.sequence_index,
             indirect_dim=0,
         ),
     )
-    return entry[0 : rows.rows, 0:window], entry[:, window : window + 1]
+    repeat(rows, entry[:, window : window + 1])
+    return entry[:, 0:window], entry[:, window : window + 1]

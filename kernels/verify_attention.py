@@ -94,13 +94,23 @@ def verify_attention(
     first_head = 0 if by_slots else heads // cores * core
     last_head = heads if by_slots else first_head + heads // cores
 
+    groups = plan_rows(shape, first_head, last_head, 1)
+    if plan_dense(shape, groups[0][0], shard, slot_cores) != None:  # noqa: E711
+        groups = plan_rows(shape, first_head, last_head, MOST_STREAMS)
+    row_tiles = 0
+    for group in groups:
+        row_tiles += len(group)
+    few = batch * row_tiles <= MOST_UNROLLED
+
+    # Many sequences leave HBM what each core saw.
+    shards = 1 if few else slot_cores
     output = nl.ndarray(query.shape, dtype=query.dtype, buffer=nl.shared_hbm)
     outputs = output.reshape((1, batch, query_heads, window, head_dim))
     sums = None
-    if by_slots:
-        outputs = nl.ndarray((cores, batch, query_heads, window, head_dim), dtype=nl.float32, buffer=nl.shared_hbm)
-    if by_slots or return_lse:
-        sums = nl.ndarray((slot_cores, 2, batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
+    if shards > 1:
+        outputs = nl.ndarray((shards, batch, query_heads, window, head_dim), dtype=nl.float32, buffer=nl.shared_hbm)
+    if shards > 1 or return_lse:
+        sums = nl.ndarray((shards, 2, batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
 
     table = None
     if parents != None:  # noqa: E711
@@ -119,15 +129,10 @@ def verify_attention(
         outputs,
         sums,
         shard,
+        slot_cores,
     )
 
-    groups = plan_rows(shape, first_head, last_head, 1)
-    if plan_dense(shape, groups[0][0], shard, slot_cores) != None:  # noqa: E711
-        groups = plan_rows(shape, first_head, last_head, MOST_STREAMS)
-    row_tiles = 0
-    for group in groups:
-        row_tiles += len(group)
-    if batch * row_tiles <= MOST_UNROLLED:
+    if few:
         attend_few(shape, groups, operands, lengths, slot_cores)
     else:
         attend_many(shape, (first_head, last_head), operands, lengths, slot_cores)
@@ -135,7 +140,7 @@ def verify_attention(
     lse = None
     if return_lse:
         lse = nl.ndarray((batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
-    if by_slots:
+    if shards > 1:
         nisa.core_barrier(data=sums, cores=(0, 1))
         nisa.core_barrier(data=outputs, cores=(0, 1))
         merge_all(outputs, None, sums, output, lse)

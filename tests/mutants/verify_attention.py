@@ -55,8 +55,8 @@ MUTANTS = [
     Mutant(
         "earlier passes are not rescaled to the new maximum",
         "kernels/attention_softmax.py",
-        "op0=nl.multiply, operand0=decay, engine=nisa.engine.scalar",
-        "op0=nl.multiply, operand0=1.0, engine=nisa.engine.scalar",
+        "operand0=decay[0 : rows.rows]",
+        "operand0=1.0",
         _AGREES,
     ),
     Mutant(
@@ -67,10 +67,17 @@ MUTANTS = [
         _AGREES,
     ),
     Mutant(
-        "streams are summed without their own maxima",
+        "the streams of a row do not share their maximum",
+        "kernels/attention_softmax.py",
+        "own = over_streams(rows, own, nl.minimum, nisa.engine.vector)",
+        "own = own",
+        _AGREES,
+    ),
+    Mutant(
+        "only the first stream's weights are summed",
         "kernels/attention_output.py",
-        "op0=nl.multiply, operand0=factor",
-        "op0=nl.multiply, operand0=1.0",
+        "over_streams(rows, state.total, nl.add, nisa.engine.gpsimd)[0 : rows.rows]",
+        "state.total[0 : rows.rows]",
         _AGREES,
     ),
     Mutant(
