@@ -1,7 +1,8 @@
 """project_draft_law: laws over a vocabulary of the draft's own as laws over the target's, on the device.
 
-A gather: the partitions share out the target ids, and each fetches the masses of its ids from a copy of the law, in
-which a zero stands first for the ids that no draft id means.
+A gather: every target id fetches the masses of the draft ids that mean it. A core of GpSimd gathers for its 16
+partitions by one list of indices, so they hold a law each, behind a zero for the ids that no draft id means, and the
+core has the target ids of its 16 lanes. Its list takes an index of every lane in turn.
 """
 
 import nki
@@ -22,10 +23,10 @@ from .vocabulary import (
     transpose,
 )
 
-ROWS = 8  # laws on the chip at a time: fewer copies of each to load, more target ids a partition
-SHARE = 16384  # target ids of a partition at most, whose sums stay on the chip
-COLUMNS = 1024  # of them at a time: runs of 4 KiB, and room for two rounds of temporary tiles
-LAW_BYTES = 172032  # of a partition, for a law and the sums; 32,768 draft ids fit beside 8 rows of 152k target ids
+CORE = 16  # partitions of a core
+COLUMNS = 192  # of its lanes at a time, of the 4096 indices / 16 that a gather takes: 12 KiB tiles
+TILE_BYTES = 4 * 4 * COLUMNS * CORE  # of a partition: gathered masses and their sums, two of each in flight
+SBUF_BYTES = 204800  # 32,768 draft ids of a law fit beside the tiles for 152k target ids
 
 
 @nki.jit
@@ -50,14 +51,16 @@ def project_draft_law(draft_law, target_to_draft, empty, temperature, top_k, top
     if draft_kind == "logits":
         laws = processed_laws(draft_law, empty, temperature, top_k, top_p, min_p, cut)
     projected = nl.ndarray((batch, rows, target_to_draft.shape[1]), dtype=nl.float32, buffer=nl.shared_hbm)
-    first = num_rows * nl.program_id(0) // nl.num_programs(0)
-    end = num_rows * (nl.program_id(0) + 1) // nl.num_programs(0)
-    largest = max(1, min(ROWS, SHARE * NUM_GROUPS // target_to_draft.shape[1]))
-    groups = (end - first + largest - 1) // largest
-    for group in range(groups):
-        start = first + (end - first) * group // groups
-        stop = first + (end - first) * (group + 1) // groups
-        project_rows(projected, laws, target_to_draft, start, stop - start)
+    # Two cores share the rows, or the columns where all rows are on the chip at once.
+    core, cores = nl.program_id(0), nl.num_programs(0)
+    first, end = 0, num_rows
+    column, end_column = 0, group_size(target_to_draft.shape[1])
+    if num_rows > CORE:
+        first, end = end * core // cores, end * (core + 1) // cores
+    else:
+        column, end_column = end_column * core // cores, end_column * (core + 1) // cores
+    if column < end_column:
+        project_rows(projected, laws, target_to_draft, first, end, column, end_column)
     return projected
 
 
@@ -90,98 +93,136 @@ def processed_laws(draft_logits, empty, temperature, top_k, top_p, min_p, cut):
     return laws
 
 
-def project_rows(projected, laws, target_to_draft, first, count):
-    """Rows first.. of `laws` [.., Vd] to those of `projected` [.., V].
+def project_rows(projected, laws, target_to_draft, first, end, first_column, end_column):
+    """Rows first..end of `laws` [.., Vd] to those of `projected` [.., V], in some columns of the lanes.
 
-    Partition row * copies + i has target ids i * width .. of a row. A law that does not fit is gathered part by part.
+    A law that does not fit is gathered part by part, and its sums come back from HBM.
     """
-    entries, vocab_size = target_to_draft.shape
+    entries, _ = target_to_draft.shape
     draft_size = laws.shape[len(laws.shape) - 1]
-    copies = NUM_GROUPS // count
-    width = (vocab_size + copies - 1) // copies
-    part = min(draft_size, LAW_BYTES // 4 - width - 1)
-    sums = floats((count * copies, width))
-    steps = []
-    for first_id in range(0, draft_size, part):
-        for column in range(0, width, COLUMNS):
+    # Beside the law: a list of places an entry, uint16, and the two tiles of 4 bytes that it is made in.
+    places_bytes = (2 * entries + 8) * (end_column - first_column)
+    part = min(draft_size, (SBUF_BYTES - TILE_BYTES - places_bytes) // 4 - 1)
+    law = floats((NUM_GROUPS, 1 + part))
+    clear(law, end - first < CORE)
+    for start in range(first, end, CORE):
+        count = min(CORE, end - start)
+        for first_id in range(0, draft_size, part):
+            ids = min(part, draft_size - first_id)
+            places = []
             for entry in range(entries):
-                steps.append((first_id, min(part, draft_size - first_id), column, entry))
-    law = None
-    next_places = load_places(target_to_draft, steps[0], count, copies, width)
-    for i in range(len(steps)):
-        first_id, size, column, entry = steps[i]
-        if column == 0 and entry == 0:
-            law = load_law(laws, first, count, copies, first_id, size)
-        # A step ahead, so that they do not queue behind the store of what is gathered by them.
-        places = next_places
-        if i + 1 < len(steps):
-            next_places = load_places(target_to_draft, steps[i + 1], count, copies, width)
-        columns = min(COLUMNS, width - column)
-        piece = sums[:, column : column + columns]
-        if first_id == 0 and entry == 0:
-            nisa.nc_n_gather(dst=piece, data=law, indices=places)
-        else:
-            gathered = floats((count * copies, columns))
-            nisa.nc_n_gather(dst=gathered, data=law, indices=places)
-            nisa.tensor_tensor(dst=piece, data1=piece, data2=gathered, op=nl.add)
-        if first_id + size == draft_size and entry == entries - 1:
-            for row in range(count):
-                start = (first + row) * vocab_size + column
-                for low, parts, held in spans(vocab_size, width, column, columns):
-                    nisa.dma_copy(
-                        dst=projected.ap(pattern=[[width, parts], [1, held]], offset=start + low * width),
-                        src=piece[row * copies + low : row * copies + low + parts, 0:held],
+                places.append(load_places(target_to_draft, entry, first_column, end_column, first_id, ids))
+            load_law(law, laws, start, count, first_id, ids)
+            for column in range(first_column, end_column, COLUMNS):
+                width = min(COLUMNS, end_column - column)
+                sums = floats((NUM_GROUPS, CORE, width))
+                if first_id > 0:
+                    nisa.memset(dst=sums, value=0.0)
+                    move(sums, projected, start, count, column, True)
+                for entry in range(entries):
+                    gathered = floats((NUM_GROUPS, width, CORE))
+                    nisa.local_gather(
+                        dst=gathered,
+                        src_buffer=law[:, 0 : 1 + ids],
+                        index=places[entry][:, column - first_column : column - first_column + width],
+                        num_elem_per_idx=1,
+                        num_valid_indices=width * CORE,
                     )
+                    by_lane = gathered.permute((0, 2, 1))
+                    if first_id == 0 and entry == 0:
+                        nisa.tensor_copy(dst=sums, src=by_lane, engine=nisa.engine.scalar)
+                    else:
+                        nisa.tensor_tensor(dst=sums, data1=sums, data2=by_lane, op=nl.add)
+                move(sums, projected, start, count, column, False)
 
 
-def load_law(laws, first, count, copies, first_id, size):
-    """[count * copies, 1 + size] fp32: a zero, and ids first_id.. of a row; every row on as many partitions."""
-    law = floats((count * copies, 1 + size))
-    nisa.memset(dst=law[:, 0:1], value=0.0)
+def clear(law, whole):
+    """The zero in front; the rest too where partitions without a row gather, a long fill for two engines."""
+    columns = law.shape[1] if whole else 1
+    half = (columns + 1) // 2
+    nisa.memset(dst=law[:, 0:half], value=0.0, engine=nisa.engine.vector)
+    if half < columns:
+        nisa.memset(dst=law[:, half:columns], value=0.0, engine=nisa.engine.gpsimd)
+
+
+def row_partitions(count):
+    """(partition, row, rows) of `count` rows on every core: half of them on the 8 partitions each DMA engine serves."""
+    found = []
+    half = (count + 1) // 2
+    for core in range(0, NUM_GROUPS, CORE):
+        found.append((core, 0, half))
+        if half < count:
+            found.append((core + CORE // 2, half, count - half))
+    return found
+
+
+def load_law(law, laws, first, count, first_id, ids):
+    """`ids` draft ids from first_id on of rows first.. behind the zero of `law` [128, ..], once for every core."""
     draft_size = laws.shape[len(laws.shape) - 1]
-    for row in range(count):
+    for partition, row, rows in row_partitions(count):
         nisa.dma_copy(
-            dst=law[row * copies : (row + 1) * copies, 1 : 1 + size],
-            src=laws.ap(pattern=[[0, copies], [1, size]], offset=(first + row) * draft_size + first_id),
+            dst=law[partition : partition + rows, 1 : 1 + ids],
+            src=laws.ap(pattern=[[draft_size, rows], [1, ids]], offset=(first + row) * draft_size + first_id),
         )
-    return law
 
 
-def load_places(target_to_draft, step, count, copies, width):
-    """[count * copies, columns] uint32: where the `size` draft ids from `first_id` hold the target ids' masses.
+def load_places(target_to_draft, entry, column, end_column, first_id, num_ids):
+    """[128, columns] uint16: where the law on the chip has the masses of the lanes' target ids, 0 where it has not.
 
-    0, where the zero is, for those they do not hold.
+    It has the zero, then num_ids draft ids from first_id on.
     """
-    first_id, size, column, entry = step
     _, vocab_size = target_to_draft.shape
-    columns = min(COLUMNS, width - column)
-    ids = nl.ndarray((count * copies, columns), dtype=nl.int32, buffer=nl.sbuf)
-    if vocab_size < copies * width:
+    size = group_size(vocab_size)
+    columns = end_column - column
+    ids = nl.ndarray((NUM_GROUPS, columns), dtype=nl.int32, buffer=nl.sbuf)
+    if vocab_size < NUM_GROUPS * size:
         nisa.memset(dst=ids, value=-1)
-    for row in range(count):
-        for low, parts, held in spans(vocab_size, width, column, columns):
-            nisa.dma_copy(
-                dst=ids[row * copies + low : row * copies + low + parts, 0:held],
-                src=target_to_draft.ap(
-                    pattern=[[width, parts], [1, held]], offset=entry * vocab_size + low * width + column
-                ),
-            )
-    place = floats((count * copies, columns))
+    for lane, lanes, held in spans(vocab_size, column, columns, 0, NUM_GROUPS):
+        nisa.dma_copy(
+            dst=ids[lane : lane + lanes, 0:held],
+            src=target_to_draft.ap(
+                pattern=[[size, lanes], [1, held]], offset=entry * vocab_size + lane * size + column
+            ),
+        )
+    place = floats((NUM_GROUPS, columns))
     nisa.tensor_scalar(dst=place, data=ids, op0=nl.add, operand0=float(1 - first_id), op1=nl.maximum, operand1=0.0)
-    places = nl.ndarray((count * copies, columns), dtype=nl.uint32, buffer=nl.sbuf)
+    places = nl.ndarray((NUM_GROUPS, columns), dtype=nl.uint16, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
-        dst=places, data=place, op0=nl.less_equal, operand0=float(size), op1=nl.multiply, operand1=place
+        dst=places, data=place, op0=nl.less_equal, operand0=float(num_ids), op1=nl.multiply, operand1=place
     )
     return places
 
 
-def spans(vocab_size, width, column, columns):
-    """(first partition of a row, partitions, columns) that hold target ids, of `columns` from `column` on."""
+def move(sums, projected, first, count, column, load):
+    """`sums` [128, 16, width], of a core's rows its 16 lanes from `column` on, to `projected`, or from there."""
+    _, _, width = sums.shape
+    vocab_size = projected.shape[2]
+    size = group_size(vocab_size)
+    for partition, row, rows in row_partitions(count):
+        core = partition // CORE * CORE
+        for lane, lanes, held in spans(vocab_size, column, width, core, CORE):
+            in_hbm = projected.ap(
+                pattern=[[vocab_size, rows], [size, lanes], [1, held]],
+                offset=(first + row) * vocab_size + lane * size + column,
+            )
+            tile = sums[partition : partition + rows, lane - core : lane - core + lanes, 0:held]
+            if load:
+                nisa.dma_copy(dst=tile, src=in_hbm)
+            else:
+                nisa.dma_copy(dst=in_hbm, src=tile)
+
+
+def spans(vocab_size, column, columns, first_lane, num_lanes):
+    """(lane, lanes, columns) of the lanes, of `num_lanes` from `first_lane`, with target ids in columns `column`.."""
+    size = group_size(vocab_size)
     found = []
-    full = max(0, (vocab_size - column - columns) // width + 1)
+    full = 0
+    for lane in range(first_lane, first_lane + num_lanes):
+        held = min(columns, vocab_size - lane * size - column)
+        if held == columns:
+            full += 1
+        elif held > 0:
+            found.append((lane, 1, held))
     if full > 0:
-        found.append((0, full, columns))
-    rest = min(columns, vocab_size - full * width - column)
-    if rest > 0:
-        found.append((full, 1, rest))
+        found.append((first_lane, full, columns))
     return found

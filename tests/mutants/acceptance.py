@@ -254,8 +254,8 @@ MUTANTS = [
     Mutant(
         "of the draft ids of one target id the last counts (kernel)",
         "kernels/project_draft_law.py",
-        "nisa.tensor_tensor(dst=piece, data1=piece, data2=gathered, op=nl.add)",
-        "nisa.tensor_copy(dst=piece, src=gathered)",
+        "nisa.tensor_tensor(dst=sums, data1=sums, data2=by_lane, op=nl.add)",
+        "nisa.tensor_copy(dst=sums, src=by_lane)",
         (f"{PROJECT}::test_the_kernels_projection_leaves_the_target_law_as_it_is",),
     ),
     Mutant(
@@ -266,10 +266,17 @@ MUTANTS = [
         (f"{PROJECT}::test_a_law_that_does_not_fit_on_the_chip_is_gathered_in_parts",),
     ),
     Mutant(
+        "a core's indices are taken for listed lane by lane (kernel)",
+        "kernels/project_draft_law.py",
+        "by_lane = gathered.permute((0, 2, 1))",
+        "by_lane = gathered.reshape((NUM_GROUPS, CORE, width))",
+        (f"{PROJECT}::test_kernel_sums_what_the_reference_sums",),
+    ),
+    Mutant(
         "what is no draft id gets the last one's mass (kernel)",
         "kernels/project_draft_law.py",
-        "op0=nl.less_equal, operand0=float(size), op1=nl.multiply, operand1=place",
-        "op0=nl.minimum, operand0=float(size), op1=nl.minimum, operand1=place",
+        "op0=nl.less_equal, operand0=float(num_ids), op1=nl.multiply, operand1=place",
+        "op0=nl.minimum, operand0=float(num_ids), op1=nl.minimum, operand1=place",
         (f"{PROJECT}::test_kernel_sums_what_the_reference_sums",),
     ),
     Mutant(
