@@ -9,8 +9,8 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import row_index, select, sequence_chunks
-from .node_facts import TARGET_OK, TARGET_TOTAL, node_facts, row_masses
+from .chain import over_rows, select, sequence_chunks, to_rows
+from .node_facts import TARGET_OK, TARGET_TOTAL, node_columns, row_masses
 from .row_facts import load_parameters
 from .vocabulary import (
     MASS_BYTES,
@@ -23,6 +23,7 @@ from .vocabulary import (
     transpose,
 )
 
+MASS_ROWS = 32  # processed at a time: three values a row pass through one transpose
 CORE = 16  # partitions of a core
 COLUMNS = 192  # of its lanes at a time, of the 4096 indices / 16 that a gather takes: 12 KiB tiles
 TILE_BYTES = 4 * 4 * COLUMNS * CORE  # of a partition: gathered masses and their sums, two of each in flight
@@ -68,26 +69,31 @@ def processed_laws(draft_logits, empty, temperature, top_k, top_p, min_p, cut):
     """[B * R, Vd] fp32 in HBM, of logits [B, R, Vd]."""
     batch, rows, draft_size = draft_logits.shape
     laws = nl.ndarray((batch * rows, draft_size), dtype=nl.float32, buffer=nl.shared_hbm)
-    for first, count, repeated in sequence_chunks(batch, rows, 4 * group_size(draft_size), MASS_BYTES):
+    most = max(1, min(MASS_ROWS, MASS_BYTES // (4 * group_size(draft_size))))
+    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
         partition_ids = first_ids(draft_size)
         _, _, _, _, scale, limits = load_parameters(
             empty, temperature, top_k, top_p, min_p, first, count, rows, cut, draft_size
         )
-        facts = node_facts(first, count, draft_logits, None, "one_hot", draft_size, scale, limits, partition_ids)
-        for row in range(rows):
-            here = facts[:, :, :, row]
+        found = node_columns(first, count, draft_logits, None, "one_hot", draft_size, scale, limits, partition_ids)
+        facts = to_rows(found)
+        row_scale = floats((1, count, rows))
+        nisa.tensor_copy(dst=row_scale, src=over_rows(scale, rows))
+        row_scale = row_scale.reshape((1, count * rows))
+        for low in range(repeated * rows, count * rows, most):
+            high = min(low + most, count * rows)
+            here = facts[:, :, low:high]
             has_law = here[:, TARGET_OK]
-            offset = floats((1, count))
-            nisa.memset(dst=offset, value=float(row))
-            index = row_index(offset, first * rows, rows)
-            masses, _ = row_masses(index, here, has_law, scale, draft_logits, cut, draft_size)
-            weight = floats((1, count))
+            index = floats((1, high - low))
+            nisa.iota(dst=index, pattern=[[1, high - low]], offset=first * rows + low, channel_multiplier=0)
+            masses, _ = row_masses(index, here, has_law, row_scale[:, low:high], draft_logits, cut, draft_size)
+            weight = floats((1, high - low))
             nisa.reciprocal(dst=weight, data=select(has_law, here[:, TARGET_TOTAL], 1.0))
             weights = spread(transpose(select(has_law, weight, float("nan"))))
-            for sequence in range(repeated, count):
-                law = masses[:, sequence]
-                nisa.tensor_scalar(dst=law, data=law, op0=nl.multiply, operand0=weights[:, sequence : sequence + 1])
-                store_row(laws, (first + sequence) * rows + row, law, draft_size)
+            for row in range(low, high):
+                law = masses[:, row - low]
+                nisa.tensor_scalar(dst=law, data=law, op0=nl.multiply, operand0=weights[:, row - low : row - low + 1])
+                store_row(laws, first * rows + row, law, draft_size)
     if nl.num_programs(0) > 1:
         nisa.core_barrier(data=laws, cores=(0, 1))
     return laws

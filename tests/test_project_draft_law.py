@@ -201,6 +201,24 @@ def test_trees_take_it_too(backend, rule):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("tree", [None, np.array([-1, 0, 0, 1], np.int32)], ids=["chain", "tree"])
+def test_a_whole_step_takes_either_map(backend, tree):
+    rng = np.random.default_rng(3)
+    draft_to_target = random_map(rng, 20, 50, 15)
+    table = invert_draft_to_target(draft_to_target, 50)
+    logits, tokens = rng.standard_normal((2, 4, 50)).astype(np.float32), draft_to_target[rng.integers(0, 20, (2, 3))]
+    own = rng.dirichlet(np.ones(20), (2, 3 if tree is None else 4)).astype(np.float32)
+    arguments = (tokens, logits, np.zeros(2, np.int32))
+    options = {"seeds": np.array([5, 6]), "tree": tree, "rule": "block" if tree is None else "independent"}
+    options["backend"] = backend
+    law = draft_verify.project_draft_law(table, draft_probs=own, backend=backend)
+    expected = draft_verify.verify_step(*arguments, draft_probs=law, **options)
+    for mapped in ({"draft_to_target": draft_to_target}, {"target_to_draft": table}):
+        step = draft_verify.verify_step(*arguments, draft_probs=own, **mapped, **options)
+        np.testing.assert_array_equal(step.tokens, expected.tokens)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_a_rank_takes_its_columns_of_the_map(backend):
     """What `shard_statistics` and `shard_draws` need of a draft law, columns past the vocabulary included."""
     rng = np.random.default_rng(2)
