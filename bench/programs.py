@@ -11,7 +11,7 @@ from draft_verify.reference.emulator import Program
 from draft_verify.reference.emulator.dynamic import skips_rows
 from draft_verify.reference.emulator.trips import count_trips
 
-from .shapes import Case, zeros
+from .shapes import Case
 
 
 @contextlib.contextmanager
@@ -46,5 +46,5 @@ def programs_of(case: Case, lnc: int) -> list[Program]:
     """The programs that a case launches on the emulator, with the trip counts its inputs give."""
     programs: list[Program] = []
     with instead_of_running(programs):
-        case.call(zeros, backend="emulator", lnc=lnc)
+        case.call(case.data, backend="emulator", lnc=lnc)
     return programs

@@ -30,12 +30,24 @@ FP8 = ml_dtypes.float8_e4m3
 Make = Callable[[tuple[int, ...], Any], np.ndarray]
 
 
+def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+    """Data for tracing: pages that nobody touches take no memory."""
+    return np.zeros(shape, dtype)
+
+
+def random_data(seed: int) -> Make:
+    """Normal data for running."""
+    rng = np.random.default_rng(seed)
+    return lambda shape, dtype: rng.standard_normal(shape, np.float32).astype(dtype)
+
+
 @dataclass(frozen=True)
 class Case:
     """One call of one operation.
 
     shape: what to print about it. inputs(make): positional and keyword arguments, whose data arrays come from
-    make(shape, dtype). must_move: bytes that any implementation reads from or writes to HBM.
+    make(shape, dtype). must_move: bytes that any implementation reads from or writes to HBM. data: what tracing takes
+    for `make`, where trip counts depend on it.
     """
 
     operation: str
@@ -43,6 +55,7 @@ class Case:
     shape: dict[str, int]
     inputs: Callable[[Make], tuple[tuple, dict]] = field(repr=False)
     must_move: int
+    data: Make = field(default=zeros, repr=False)
 
     @property
     def name(self) -> str:
@@ -58,17 +71,6 @@ class Case:
 def public(operation: str) -> Callable:
     """`draft_verify.<operation>`."""
     return getattr(draft_verify, operation)
-
-
-def zeros(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
-    """Data for tracing: pages that nobody touches take no memory."""
-    return np.zeros(shape, dtype)
-
-
-def random_data(seed: int) -> Make:
-    """Normal data for running."""
-    rng = np.random.default_rng(seed)
-    return lambda shape, dtype: rng.standard_normal(shape, np.float32).astype(dtype)
 
 
 def cases(quick: bool = False) -> list[Case]:
@@ -156,14 +158,16 @@ def acceptance(quick: bool) -> Iterator[Case]:
     for point in _grid(quick, B=BATCHES, T=ROWS, V=VOCABULARIES):
         row = point["V"] * 2
         yield Case("greedy_acceptance", "", point, _acceptance_inputs(point), point["B"] * point["T"] * row)
-        for variant, options in (
-            ("token", {"temperature": 0.8}),
-            ("token top-k top-p", {"temperature": 0.8, "top_k": 50, "top_p": 0.9}),
-            ("block", {"temperature": 0.8, "rule": "block"}),
+        truncated = {"temperature": 0.8, "top_k": 50, "top_p": 0.9}
+        for variant, options, data in (
+            ("token", {"temperature": 0.8}, zeros),
+            ("token top-k top-p", truncated, random_data(0)),
+            ("token top-k top-p of flat laws", truncated, zeros),  # each row is searched whole: the worst case
+            ("block", {"temperature": 0.8, "rule": "block"}, zeros),
         ):
             inputs = _acceptance_inputs(point, uniforms=True, draft_logits=True, **options)
             # Every row of both models once, and two rows again for the token that is drawn.
-            yield Case("rejection_sampling", variant, point, inputs, point["B"] * (2 * point["T"] + 1) * row)
+            yield Case("rejection_sampling", variant, point, inputs, point["B"] * (2 * point["T"] + 1) * row, data)
         typical = {"posterior_threshold": 0.09, "posterior_alpha": 0.3}
         inputs = _acceptance_inputs(point, uniforms=True, **typical)
         yield Case("typical_acceptance", "", point, inputs, point["B"] * point["T"] * row)

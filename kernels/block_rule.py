@@ -17,7 +17,7 @@ from .row_facts import (
     TARGET_TOTAL,
 )
 from .statistics import row_tiles
-from .truncation import clear_below
+from .truncation import drop_below
 from .vocabulary import FILL, NUM_GROUPS, floats, load_rows, spread, tensor_scalar, tensor_tensor, transpose
 
 
@@ -134,31 +134,23 @@ def excess_masses(first, count, target_logits, draft_law, draft_kind, lane_value
     sums = floats((NUM_GROUPS, count * rows))
     nisa.memset(dst=sums, value=0.0)
     for sequence in range(count):
-        for start, stop in row_tiles(rows - 2, draft_law, True, vocab_size):
+        for start, stop in row_tiles(rows - 2, draft_law, vocab_size):
             length = stop - start
             target_tile = load_rows(target_logits, (first + sequence) * rows + 1 + start, length, vocab_size, FILL)
             fill = FILL if draft_kind == "logits" else 0.0
             draft_tile = load_rows(draft_law, (first + sequence) * (rows - 1) + 1 + start, length, vocab_size, fill)
             for row in range(length):
                 column = slice(sequence * rows + 1 + start + row, sequence * rows + 2 + start + row)
-                target_mass = exponentials(target_tile[:, row], target_bias[:, column], scales[:, column])
                 if cut:
-                    clear_below(
-                        target_tile[:, row].expand_dim(1),
-                        target_mass.expand_dim(1),
-                        lane_values["target_threshold"][:, column],
-                    )
+                    drop_below(target_tile[:, row], lane_values["target_threshold"][:, column])
+                target_mass = exponentials(target_tile[:, row], target_bias[:, column], scales[:, column])
                 draft_mass = draft_tile[:, row]
                 if draft_kind == "logits":
+                    if cut:
+                        drop_below(draft_tile[:, row], lane_values["draft_threshold"][:, column])
                     draft_mass = exponentials(
                         draft_tile[:, row], lane_values["draft_bias"][:, column], scales[:, column]
                     )
-                    if cut:
-                        clear_below(
-                            draft_tile[:, row].expand_dim(1),
-                            draft_mass.expand_dim(1),
-                            lane_values["draft_threshold"][:, column],
-                        )
                 nisa.scalar_tensor_tensor(
                     dst=target_mass,
                     data=target_mass,

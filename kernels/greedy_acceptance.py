@@ -60,10 +60,10 @@ def verify_chunk(outputs, first, count, repeated, draft_tokens, target_logits, d
     # The total of the exponentials is not needed but for what it says of the row: NaN or 0 if it has no law.
     ones = floats((NUM_GROUPS, num_rows))
     nisa.memset(dst=ones, value=1.0)
-    maxima, totals, candidates, _ = lane_statistics(
-        target_logits, first, count, rows, rows, "logits", True, ones, [], vocab_size, partition_ids
+    maxima, totals, candidates = lane_statistics(
+        target_logits, first, count, rows, rows, "logits", True, ones, vocab_size, partition_ids
     )
-    peak, total = combine_lanes(maxima, totals, ones[0:num_rows, 0:1], False)
+    peak, total = combine_lanes(maxima, totals, ones[0:num_rows, 0:1])
     found = floats((num_rows, 2))
     nisa.tensor_copy(dst=found[:, 0:1], src=first_of_largest(maxima, candidates, peak))
     nisa.tensor_scalar(dst=found[:, 1:2], data=total, op0=nl.greater, operand0=0.0)

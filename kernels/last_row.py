@@ -13,7 +13,7 @@ from .row_facts import (
     TARGET_TOTAL,
     TOKEN,
 )
-from .truncation import clear_below
+from .truncation import drop_below
 from .vocabulary import (
     FILL,
     NUM_GROUPS,
@@ -105,6 +105,8 @@ def last_masses(
         logits = nl.ndarray((NUM_GROUPS, size), dtype=target_logits.dtype, buffer=nl.sbuf)
         nisa.memset(dst=logits, value=FILL)
         load_row_at(logits, target_logits, target_row[:, column], vocab_size, shard)
+        if cut:
+            drop_below(logits, target_threshold)
         target_mass = target_masses[:, sequence]
         nisa.activation(
             dst=target_mass,
@@ -117,10 +119,6 @@ def last_masses(
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
         )
 
-        if cut:
-            clear_below(logits.expand_dim(1), target_mass.expand_dim(1), target_threshold)
-            nisa.tensor_reduce(dst=lanes[:, 1, column], op=nl.add, data=target_mass, axis=1)
-
         mass = residual_masses[:, sequence]
         if draft_kind == "one_hot":
             nisa.scalar_tensor_tensor(
@@ -131,18 +129,17 @@ def last_masses(
             nisa.memset(dst=law, value=FILL if draft_kind == "logits" else 0.0)
             load_row_at(law, draft_law, draft_row[:, column], vocab_size, shard)
             if draft_kind == "logits":
-                nisa.activation(dst=mass, op=nl.exp, data=law, bias=draft_value, scale=lane_scale)
                 if cut:
-                    clear_below(law.expand_dim(1), mass.expand_dim(1), draft_threshold)
+                    drop_below(law, draft_threshold)
+                nisa.activation(dst=mass, op=nl.exp, data=law, bias=draft_value, scale=lane_scale)
                 law = mass
             nisa.scalar_tensor_tensor(
                 dst=mass, data=law, op0=nl.multiply, operand0=ratio, op1=nl.add, operand1=target_mass
             )
-        nisa.tensor_scalar_reduce(
+        nisa.activation(
             dst=mass,
+            op=nl.relu,
             data=mass,
-            op0=nl.maximum,
-            operand0=0.0,
             reduce_op=nl.add,
             reduce_res=lanes[:, 0, column],
             reduce_cmd=nisa.reduce_cmd.reset_reduce,

@@ -4,8 +4,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import over_rows, select, to_int, to_rows
-from .statistics import combine_lanes, first_of_largest, lane_statistics, put_threshold
-from .truncation import clear_below
+from .row_facts import combine_rows
+from .statistics import lane_statistics
+from .truncation import allocate_candidates, drop_below, put_threshold, truncate
 from .vocabulary import (
     FILL,
     NUM_GROUPS,
@@ -36,31 +37,42 @@ def node_columns(first, count, target_logits, draft_law, draft_kind, vocab_size,
     nisa.tensor_copy(dst=row_scales, src=over_rows(scale, rows))
     row_scale = transpose(row_scales.reshape((1, num_rows)))
     scales = spread(row_scale)
-    cut = len(limits) > 0
+    arrays = [target_logits]
+    if draft_kind != "one_hot":
+        arrays.append(draft_law)
+    cut_laws = arrays if draft_kind == "logits" else [target_logits]
+    cut = limits != None  # noqa: E711
+    largest, parts = allocate_candidates(cut_laws, num_rows, cut)
+    laws = []
+    for i in range(len(arrays)):
+        is_target = i == 0
+        kind = "logits" if is_target else draft_kind
+        maxima, totals, ids = lane_statistics(
+            arrays[i], first, count, rows, rows, kind, is_target, scales, vocab_size, partition_ids, parts[i : i + 1]
+        )
+        laws.append(combine_rows((maxima, totals, ids, None), row_scale))
+    if cut:
+        truncate(cut_laws, laws, largest, limits, row_scale, first, count, vocab_size)
+
     found = floats((num_rows, NODE_FACTS))
     nisa.memset(dst=found, value=1.0)
-
-    maxima, totals, candidates, threshold = lane_statistics(
-        target_logits, first, count, rows, rows, "logits", True, scales, limits, vocab_size, partition_ids
-    )
-    peak, total = combine_lanes(maxima, totals, row_scale, cut)
-    nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=total, op0=nl.greater, operand0=0.0)
-    nisa.tensor_copy(dst=found[:, BEST : BEST + 1], src=first_of_largest(maxima, candidates, peak))
-    nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=peak)
-    nisa.tensor_copy(dst=found[:, TARGET_TOTAL : TARGET_TOTAL + 1], src=total)
-    put_threshold(found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], threshold, cut)
+    target = laws[0]
+    nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=target["total"], op0=nl.greater, operand0=0.0)
+    nisa.tensor_copy(dst=found[:, BEST : BEST + 1], src=target["best"])
+    nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=target["peak"])
+    nisa.tensor_copy(dst=found[:, TARGET_TOTAL : TARGET_TOTAL + 1], src=target["total"])
+    put_threshold(found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], target["threshold"])
     if draft_kind != "one_hot":
-        maxima, totals, _, threshold = lane_statistics(
-            draft_law, first, count, rows, rows, draft_kind, False, scales, limits, vocab_size, partition_ids
-        )
-        peak, total = combine_lanes(maxima, totals, row_scale, cut)
+        draft = laws[1]
         draft_ok = found[:, DRAFT_OK : DRAFT_OK + 1]
         if draft_kind == "logits":
-            nisa.tensor_scalar(dst=draft_ok, data=total, op0=nl.greater, operand0=0.0)
+            nisa.tensor_scalar(dst=draft_ok, data=draft["total"], op0=nl.greater, operand0=0.0)
         else:
-            nisa.tensor_scalar(dst=draft_ok, data=total, op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0)
-        nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=peak)
-        put_threshold(found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], threshold, cut and draft_kind == "logits")
+            nisa.tensor_scalar(
+                dst=draft_ok, data=draft["total"], op0=nl.multiply, operand0=0.0, op1=nl.equal, operand1=0.0
+            )
+        nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=draft["peak"])
+        put_threshold(found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], draft["threshold"])
     return found
 
 
@@ -104,6 +116,8 @@ def row_masses(row, facts, has_law, scale, logits, cut, vocab_size):
         tile = nl.ndarray((NUM_GROUPS, size), dtype=logits.dtype, buffer=nl.sbuf)
         nisa.memset(dst=tile, value=FILL)
         load_row_at(tile, logits, index[:, sequence : sequence + 1], vocab_size)
+        if cut:
+            drop_below(tile, on_lanes[:, 2 * count + sequence : 2 * count + sequence + 1])
         nisa.activation(
             dst=masses[:, sequence],
             op=nl.exp,
@@ -111,8 +125,5 @@ def row_masses(row, facts, has_law, scale, logits, cut, vocab_size):
             bias=on_lanes[:, count + sequence : count + sequence + 1],
             scale=on_lanes[:, sequence : sequence + 1],
         )
-        if cut:
-            threshold = on_lanes[:, 2 * count + sequence : 2 * count + sequence + 1]
-            clear_below(tile.expand_dim(1), masses[:, sequence].expand_dim(1), threshold)
     nisa.tensor_reduce(dst=sums, op=nl.add, data=masses, axis=2)
     return masses, transpose(sums)

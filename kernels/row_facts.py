@@ -4,9 +4,9 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import at_row, load_sequences, over_rows, select, to_columns, to_rows, usable
-from .statistics import combine_lanes, entry_at, first_of_largest, kept_mass, lane_statistics, put_threshold
-from .truncation import PARAMETERS, row_parameters
-from .vocabulary import floats, spread, tensor_scalar, tensor_tensor, transpose
+from .statistics import combine_lanes, entry_at, first_of_largest, kept_mass, lane_statistics
+from .truncation import allocate_candidates, put_threshold, row_parameters, truncate
+from .vocabulary import floats, spread, tensor_scalar, tensor_tensor
 
 # One fact is [B, T]. Peaks, totals and thresholds give a row's law: exp((x - peak) / T) / total, for x not below the
 # threshold. TEST is the token rule's comparison, RATIO target / draft at the draft, BEST the target's best id.
@@ -36,14 +36,25 @@ def row_facts(
         tokens, has_draft: [1, B, T], the draft after each row, and whether there is one with an id.
         first: the chunk's first sequence.
         scale: [1, B], 1 / T.
-        limits: PARAMETERS tiles [128, n] of `truncation.row_parameters`, or an empty list where nothing is cut.
+        limits: [1, PARAMETERS, n] of `truncation.row_parameters`; None where nothing is cut.
         ratios: whether RATIO is wanted.
     """
+    _, count, rows = tokens.shape
     columns = row_columns(tokens, has_draft, first, uniforms, scale)
+    cut_laws = [target_logits]
+    if draft_kind == "logits":
+        cut_laws.append(draft_law)
+    cut = limits != None  # noqa: E711
+    largest, parts = allocate_candidates(cut_laws, count * rows, cut)
     target, draft = row_lanes(
-        columns, tokens, first, target_logits, draft_law, draft_kind, vocab_size, limits, partition_ids
+        columns, tokens, first, target_logits, draft_law, draft_kind, vocab_size, partition_ids, parts
     )
-    return facts_of(tokens, has_draft, columns, target, draft, draft_kind, len(limits) > 0, ratios)
+    target = combine_rows(target, columns[:, 0:1])
+    if draft_kind != "one_hot":
+        draft = combine_rows(draft, columns[:, 0:1])
+    if cut:
+        truncate(cut_laws, [target, draft], largest, limits, columns[:, 0:1], first, count, vocab_size)
+    return facts_of(tokens, has_draft, columns, target, draft, draft_kind, ratios)
 
 
 def row_columns(tokens, has_draft, first, uniforms, scale):
@@ -62,30 +73,53 @@ def row_columns(tokens, has_draft, first, uniforms, scale):
 
 
 def row_lanes(
-    columns, tokens, first, target_logits, draft_law, draft_kind, vocab_size, limits, partition_ids, shard=()
+    columns, tokens, first, target_logits, draft_law, draft_kind, vocab_size, partition_ids, largest=(), shard=()
 ):
-    """One read of all rows: (maxima, totals, candidates, threshold, entry at the token) of the target and the draft.
+    """One read of all rows: (maxima, totals, best ids, entry at the token) of the target and the draft.
 
-    [n, 128] but threshold and entry, [n, 1]; the draft's is empty for one-hot drafts. Of a shard, only its lanes say
-    anything, and entries of tokens outside are 0.
+    [n, 128] but the entry, [n, 1]; the draft's is empty for one-hot drafts. Of a shard, only its lanes say anything,
+    and entries of tokens outside are 0.
+
+    Args:
+        largest: the parts of `truncation.allocate_candidates`, written.
     """
     _, count, rows = tokens.shape
     scales = spread(columns[:, 0:1])
-    maxima, totals, candidates, threshold = lane_statistics(
-        target_logits, first, count, rows, rows, "logits", True, scales, limits, vocab_size, partition_ids, shard
+    maxima, totals, ids = lane_statistics(
+        target_logits,
+        first,
+        count,
+        rows,
+        rows,
+        "logits",
+        True,
+        scales,
+        vocab_size,
+        partition_ids,
+        largest[0:1],
+        shard,
     )
     grid_row = floats((count * rows, 1))
     nisa.iota(dst=grid_row, pattern=[[0, 1]], offset=first * rows, channel_multiplier=1)
     token = columns[:, 2:3]
-    entry = entry_in(target_logits, grid_row, token, shard)
-    target = (maxima, totals, candidates, threshold, entry)
+    target = (maxima, totals, ids, entry_in(target_logits, grid_row, token, shard))
     if draft_kind == "one_hot":
         return target, ()
-    maxima, totals, candidates, threshold = lane_statistics(
-        draft_law, first, count, rows - 1, rows, draft_kind, False, scales, limits, vocab_size, partition_ids, shard
+    maxima, totals, _ = lane_statistics(
+        draft_law,
+        first,
+        count,
+        rows - 1,
+        rows,
+        draft_kind,
+        False,
+        scales,
+        vocab_size,
+        partition_ids,
+        largest[1:2],
+        shard,
     )
-    entry = entry_in(draft_law, columns[:, 3:4], token, shard)
-    return target, (maxima, totals, candidates, threshold, entry)
+    return target, (maxima, totals, None, entry_in(draft_law, columns[:, 3:4], token, shard))
 
 
 def entry_in(law, law_row, token, shard):
@@ -101,28 +135,38 @@ def entry_in(law, law_row, token, shard):
     return select(inside, entry_at(law, law_row, local), 0.0)
 
 
-def facts_of(tokens, has_draft, columns, target, draft, draft_kind, cut, ratios):
-    """[1, ROW_FACTS, B, T] fp32 from `row_columns` and `row_lanes`."""
+def combine_rows(lanes, row_scale):
+    """What [n, 128] of `row_lanes` say of the rows: peak, total, best id, entry at the token, [n, 1] each.
+
+    And the threshold, None: nothing is cut yet.
+    """
+    maxima, totals, ids, entry = lanes
+    peak, total = combine_lanes(maxima, totals, row_scale)
+    best = first_of_largest(maxima, ids, peak) if ids != None else None  # noqa: E711
+    return {"peak": peak, "total": total, "best": best, "entry": entry, "threshold": None}
+
+
+def facts_of(tokens, has_draft, columns, target, draft, draft_kind, ratios):
+    """[1, ROW_FACTS, B, T] fp32 from `row_columns` and each law's `combine_rows`; one-hot drafts have none."""
     _, count, rows = tokens.shape
     num_rows = count * rows
     facts = floats((1, ROW_FACTS, count, rows))
     nisa.tensor_copy(dst=facts[:, HAS_DRAFT], src=has_draft)
     nisa.tensor_copy(dst=facts[:, TOKEN], src=tokens)
     row_scale = columns[:, 0:1]
-    maxima, totals, candidates, threshold, entry = target
-    peak, total = combine_lanes(maxima, totals, row_scale, cut)
-    best = first_of_largest(maxima, candidates, peak)
-    mass = kept_mass(entry, peak, row_scale, threshold, cut)
+    total = target["total"]
+    mass = kept_mass(target["entry"], target["peak"], row_scale, target["threshold"])
 
     found = floats((num_rows, HAS_DRAFT))
+    put_threshold(found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], target["threshold"])
     if draft_kind == "one_hot":
-        nisa.memset(dst=found, value=1.0)
+        nisa.memset(dst=found[:, DRAFT_OK : DRAFT_OK + 1], value=1.0)
+        nisa.memset(dst=found[:, DRAFT_PEAK : DRAFT_THRESHOLD + 1], value=1.0)
         draft_mass, draft_total = found[:, DRAFT_OK : DRAFT_OK + 1], found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1]
     else:
-        maxima, totals, _, draft_threshold, draft_mass = draft
-        draft_peak, draft_total = combine_lanes(maxima, totals, row_scale, cut)
+        draft_mass, draft_total = draft["entry"], draft["total"]
         if draft_kind == "logits":
-            draft_mass = kept_mass(draft_mass, draft_peak, row_scale, draft_threshold, cut)
+            draft_mass = kept_mass(draft_mass, draft["peak"], row_scale, draft["threshold"])
             nisa.tensor_scalar(dst=found[:, DRAFT_OK : DRAFT_OK + 1], data=draft_total, op0=nl.greater, operand0=0.0)
         else:
             # Finite: infinity and NaN times 0 are NaN.
@@ -135,16 +179,16 @@ def facts_of(tokens, has_draft, columns, target, draft, draft_kind, cut, ratios)
                 operand1=0.0,
             )
             nisa.memset(dst=draft_total, value=1.0)
-        nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=draft_peak)
+        nisa.tensor_copy(dst=found[:, DRAFT_PEAK : DRAFT_PEAK + 1], src=draft["peak"])
         nisa.tensor_copy(dst=found[:, DRAFT_TOTAL : DRAFT_TOTAL + 1], src=draft_total)
-        put_threshold(found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], draft_threshold, cut and draft_kind == "logits")
+        put_threshold(found[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1], draft["threshold"])
 
     # uniform * draft < target, both over the same denominator: no division.
     left = tensor_tensor(columns[:, 1:2], total, nl.multiply)
     nisa.tensor_tensor(dst=left, data1=left, data2=draft_mass, op=nl.multiply)
     right = tensor_tensor(mass, draft_total, nl.multiply)
     nisa.tensor_tensor(dst=found[:, TEST : TEST + 1], data1=left, data2=right, op=nl.less)
-    nisa.tensor_copy(dst=found[:, BEST : BEST + 1], src=best)
+    nisa.tensor_copy(dst=found[:, BEST : BEST + 1], src=target["best"])
     if ratios:
         ratio = tensor_tensor(draft_mass, total, nl.multiply)
         nisa.tensor_scalar(dst=ratio, data=ratio, op0=nl.maximum, operand0=SMALLEST)
@@ -153,9 +197,8 @@ def facts_of(tokens, has_draft, columns, target, draft, draft_kind, cut, ratios)
     else:
         nisa.memset(dst=found[:, RATIO : RATIO + 1], value=0.0)
     nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=total, op0=nl.greater, operand0=0.0)
-    nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=peak)
+    nisa.tensor_copy(dst=found[:, TARGET_PEAK : TARGET_PEAK + 1], src=target["peak"])
     nisa.tensor_copy(dst=found[:, TARGET_TOTAL : TARGET_TOTAL + 1], src=total)
-    put_threshold(found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], threshold, cut)
     nisa.tensor_copy(dst=facts.reshape((1, ROW_FACTS, num_rows))[:, 0:HAS_DRAFT], src=to_rows(found))
     return facts
 
@@ -211,9 +254,9 @@ def load_parameters(draft_lens, temperature, top_k, top_p, min_p, first, count, 
     nisa.tensor_tensor(dst=active, data1=active, data2=heat_ok, op=nl.multiply)
     greedy = tensor_scalar(heat, nl.equal, 0.0)
     scale = tensor_tensor(heat, greedy, nl.add)
-    limits = []
+    limits = None
     if cut:
-        parameters = row_parameters(
+        limits = row_parameters(
             load_sequences(top_k, first, count),
             load_sequences(top_p, first, count),
             load_sequences(min_p, first, count),
@@ -221,7 +264,5 @@ def load_parameters(draft_lens, temperature, top_k, top_p, min_p, first, count, 
             rows,
             vocab_size,
         )
-        for kind in range(PARAMETERS):
-            limits.append(spread(transpose(parameters[:, kind].reshape((1, count * rows)))))
     nisa.reciprocal(dst=scale, data=scale)
     return lens, good, active, greedy, scale, limits

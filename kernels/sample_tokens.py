@@ -82,7 +82,6 @@ def sample_tokens(logits, uniforms, empty, temperature, top_k, top_p, min_p, cut
                 transpose(facts[:, TARGET_PEAK]),
                 transpose(scale),
                 transpose(facts[:, TARGET_THRESHOLD]) if cut else None,
-                cut,
             )
         )
         nisa.tensor_tensor(dst=mass, data1=mass, data2=share, op=nl.multiply)

@@ -58,18 +58,17 @@ def shard_statistics(
             draft_law,
             draft_kind,
             vocabulary,
-            [],
             shard_first_ids(width, num_shards),
-            own,
+            shard=own,
         )
         result = floats((count * rows, LANE_STATISTICS * lanes + ENTRIES))
         nisa.memset(dst=result, value=0.0)
         parts = [target[0], target[1], target[2]]
-        entries = [target[4]]
+        entries = [target[3]]
         if draft_kind != "one_hot":
             parts.append(draft[0])
             parts.append(draft[1])
-            entries.append(draft[4])
+            entries.append(draft[3])
         for i in range(len(parts)):
             nisa.tensor_copy(dst=result[:, i * lanes : (i + 1) * lanes], src=parts[i][:, own[0] : own[0] + lanes])
         for i in range(len(entries)):

@@ -8,7 +8,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import leading_count, load_tokens, proposed, row_numbers
-from .row_facts import accepted_rows, facts_of, last_row, load_parameters, row_columns
+from .row_facts import accepted_rows, combine_rows, facts_of, last_row, load_parameters, row_columns
 from .vocabulary import NUM_GROUPS, floats, transpose
 
 # Statistics of a row: target maxima, totals and candidates and draft maxima and totals, G each; then the two entries at
@@ -65,9 +65,11 @@ def decide(statistics, draft_tokens, uniforms, draft_lens, temperature, first, c
         )
         own = part[:, LANE_STATISTICS * lanes : LANE_STATISTICS * lanes + ENTRIES]
         nisa.tensor_tensor(dst=entries, data1=entries, data2=own, op=nl.add)
-    target = (whole[:, 0], whole[:, 1], whole[:, 2], None, entries[:, 0:1])
-    draft = (whole[:, 3], whole[:, 4], None, None, entries[:, 1:2])
-    facts = facts_of(tokens, has_draft, columns, target, draft, draft_kind, False, False)
+    target = combine_rows((whole[:, 0], whole[:, 1], whole[:, 2], entries[:, 0:1]), columns[:, 0:1])
+    draft = None
+    if draft_kind != "one_hot":
+        draft = combine_rows((whole[:, 3], whole[:, 4], None, entries[:, 1:2]), columns[:, 0:1])
+    facts = facts_of(tokens, has_draft, columns, target, draft, draft_kind, False)
     accepted = leading_count(accepted_rows(facts, greedy), row_number)
     last = last_row(facts, accepted, row_number, greedy, active)
     return tokens, row_number, accepted, good, active, greedy, scale, last

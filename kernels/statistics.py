@@ -7,7 +7,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import row_index, to_int
-from .truncation import truncate
+from .truncation import BEST8, candidate_maxima, lane_candidates
 from .vocabulary import (
     BIG_ID,
     BLOCK,
@@ -21,7 +21,6 @@ from .vocabulary import (
     load_row_at,
     load_rows,
     searched_width,
-    spread,
     tensor_scalar,
     tensor_tensor,
     transpose,
@@ -29,68 +28,56 @@ from .vocabulary import (
 
 
 def lane_statistics(
-    law, first, count, law_rows, rows, kind, search, scales, limits, vocab_size, partition_ids, shard=()
+    law, first, count, law_rows, rows, kind, search, scales, vocab_size, partition_ids, largest=(), shard=()
 ):
     """Reads rows of `law` [B, law_rows, V] once.
 
     Args:
         kind: "logits" or "probs".
-        search: whether candidates are wanted.
+        search: whether the best ids are wanted.
         scales: [128, n], 1 / T.
-        limits: PARAMETERS tiles [128, n] of `truncation.row_parameters`, or an empty list where nothing is cut.
+        largest: one part of `truncation.allocate_candidates`, written, where rows are to be cut; else none.
 
     Returns:
         [n, 128] tiles of the n = count * rows window rows, rows on partitions: maxima; totals of the exponentials,
-        relative to the lane's maximum, or the row's where rows are cut; candidates, None without a search.
-        And thresholds [n, 1], None where nothing is cut.
+        relative to the lane's maximum; best ids, None without a search.
     """
     num_rows = count * rows
     maxima = floats((NUM_GROUPS, num_rows))
     totals = floats((NUM_GROUPS, num_rows))
     candidates = floats((NUM_GROUPS, num_rows))
-    cut = len(limits) > 0 and kind == "logits"
-    if cut:
-        thresholds = floats((NUM_GROUPS, num_rows))
+    cut = len(largest) > 0 and kind == "logits"
     if law_rows < rows or kind == "probs":
         # The last row of a window has no draft law; probabilities have no maximum to subtract.
         nisa.memset(dst=maxima, value=0.0)
         nisa.memset(dst=totals, value=1.0)
     if cut and law_rows < rows:
-        nisa.memset(dst=thresholds[0:1], value=FILL)
+        nisa.memset(dst=largest[0], value=FILL)
     for sequence in range(count):
-        for start, stop in row_tiles(law_rows, law, cut, vocab_size):
+        for start, stop in row_tiles(law_rows, law, vocab_size):
             low, high = sequence * rows + start, sequence * rows + stop
             fill = 0.0 if kind == "probs" else FILL
             tile = load_rows(law, (first + sequence) * law_rows + start, stop - start, vocab_size, fill, shard)
             if kind == "probs":
                 lane_sums(tile, totals[:, low:high])
             else:
+                if cut:
+                    own = largest[0][:, :, low * BEST8 : high * BEST8]
+                    lane_candidates(tile, own)
                 if search:
                     lane_best(tile, maxima[:, low:high], candidates[:, low:high], partition_ids)
+                elif cut:
+                    candidate_maxima(own, maxima[:, low:high])
                 else:
                     lane_maxima(tile, maxima[:, low:high])
-                if cut:
-                    tile_limits = []
-                    for limit in limits:
-                        tile_limits.append(limit[:, low:high])
-                    cut_totals(
-                        tile,
-                        totals[:, low:high],
-                        thresholds[:, low:high],
-                        maxima[:, low:high],
-                        scales[:, low:high],
-                        tile_limits,
-                    )
-                else:
-                    lane_totals(tile, totals[:, low:high], maxima[:, low:high], scales[:, low:high])
+                lane_totals(tile, totals[:, low:high], maxima[:, low:high], scales[:, low:high])
     by_row = transpose(candidates) if search else None
-    threshold = transpose(thresholds[0:1]) if cut else None
-    return transpose(maxima), transpose(totals), by_row, threshold
+    return transpose(maxima), transpose(totals), by_row
 
 
-def row_tiles(rows, law, cut, vocab_size):
-    """(start, stop) of the tiles that `rows` rows of a sequence are read in; rows to be cut have masses beside them."""
-    row_bytes = searched_width(vocab_size) * ((4 if law.dtype == nl.float32 else 2) + (4 if cut else 0))
+def row_tiles(rows, law, vocab_size):
+    """(start, stop) of the tiles that `rows` rows of a sequence are read in."""
+    row_bytes = searched_width(vocab_size) * (4 if law.dtype == nl.float32 else 2)
     step = max(1, ROW_TILE_BYTES // row_bytes)
     tiles = []
     for start in range(0, rows, step):
@@ -121,22 +108,14 @@ def entry_at(law, law_row, token):
     return entry
 
 
-def kept_mass(entry, peak, scale, threshold, cut):
-    """exp((entry - peak) * scale), 0 below the threshold if rows are cut; all [n, 1]."""
+def kept_mass(entry, peak, scale, threshold):
+    """exp((entry - peak) * scale), 0 below the threshold, None where nothing is cut; all [n, 1]."""
     result = tensor_scalar(entry, nl.subtract, peak, nl.multiply, scale)
     nisa.activation(dst=result, op=nl.exp, data=result)
-    if cut:
+    if threshold != None:  # noqa: E711
         kept = tensor_tensor(entry, threshold, nl.greater_equal)
         nisa.tensor_tensor(dst=result, data1=result, data2=kept, op=nl.multiply)
     return result
-
-
-def put_threshold(fact, threshold, cut):
-    """Writes the threshold of rows that are cut, else one that everything passes."""
-    if cut:
-        nisa.tensor_copy(dst=fact, src=threshold)
-    else:
-        nisa.memset(dst=fact, value=FILL)
 
 
 def lane_maxima(tile, maxima):
@@ -229,33 +208,6 @@ def lane_totals(tile, totals, maxima, scale):
         )
 
 
-def cut_totals(tile, totals, thresholds, maxima, scale, limits):
-    """As `lane_totals` of rows cut by top-k, top-p and min-p, and relative to the row's largest entry.
-
-    Args:
-        thresholds: [128, R] fp32, written, the same on every lane.
-        limits: PARAMETERS tiles [128, R] of `truncation.row_parameters`.
-    """
-    _, num_rows, _ = tile.shape
-    by_row = transpose(maxima)
-    row_peak = floats((num_rows, 1))
-    nisa.tensor_reduce(dst=row_peak, op=nl.maximum, data=by_row, axis=1)
-    peak = spread(row_peak)
-    bias = floats((NUM_GROUPS, num_rows))
-    nisa.scalar_tensor_tensor(dst=bias, data=peak, op0=nl.multiply, operand0=-1.0, op1=nl.multiply, operand1=scale)
-    masses = floats(tile.shape)
-    for row in range(num_rows):
-        nisa.activation(
-            dst=masses[:, row],
-            op=nl.exp,
-            data=tile[:, row],
-            bias=bias[:, row : row + 1],
-            scale=scale[:, row : row + 1],
-        )
-    truncate(tile, masses, peak, thresholds, limits)
-    nisa.tensor_reduce(dst=totals, op=nl.add, data=masses, axis=2)
-
-
 def lane_sums(tile, totals):
     """Per lane of each row the plain sum, for laws given as probabilities."""
     _, num_rows, _ = tile.shape
@@ -270,13 +222,12 @@ def lane_sums(tile, totals):
         )
 
 
-def combine_lanes(maxima, totals, scale, cut):
+def combine_lanes(maxima, totals, scale):
     """Peak and total of each row from those of its lanes.
 
     Args:
         maxima, totals: [n, 128] fp32, rows on partitions, of `lane_statistics`.
         scale: [n, 1] fp32.
-        cut: the totals are relative to the peak already.
 
     Returns:
         peak [n, 1], and total [n, 1] = sum of exp((x - peak) * scale).
@@ -286,9 +237,6 @@ def combine_lanes(maxima, totals, scale, cut):
     total = floats((count, 1))
     weight = floats((count, NUM_GROUPS))
     nisa.tensor_reduce(dst=peak, op=nl.maximum, data=maxima, axis=1)
-    if cut:
-        nisa.tensor_reduce(dst=total, op=nl.add, data=totals, axis=1)
-        return peak, total
     nisa.tensor_scalar(dst=weight, data=maxima, op0=nl.subtract, operand0=peak, op1=nl.multiply, operand1=scale)
     nisa.activation(dst=weight, op=nl.exp, data=weight)
     nisa.tensor_tensor(dst=weight, data1=weight, data2=totals, op=nl.multiply)

@@ -57,7 +57,7 @@ def token_logprobs(
         # Processed, raw, and processed in a greedy row, which is certain of its token.
         values = floats((num_rows, 3))
         for which in range(2):
-            logits, heat, cuts = (masked_logits, scale, limits) if which == 0 else (target_logits, ones, [])
+            logits, heat, cuts = (masked_logits, scale, limits) if which == 0 else (target_logits, ones, None)
             found = node_columns(first, count, logits, None, "one_hot", vocab_size, heat, cuts, partition_ids)
             facts = fetch_rows(found, local)
             logprob = logarithm(entry_at(logits, in_hbm, column), facts, heat, rows)

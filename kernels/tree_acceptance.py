@@ -35,7 +35,7 @@ from .node_facts import (
 from .row_facts import load_parameters
 from .statistics import replace_spoiled
 from .tree import load_parents, load_row_tokens, require_tree
-from .truncation import clear_below
+from .truncation import drop_below
 from .vocabulary import (
     FILL,
     NUM_GROUPS,
@@ -381,9 +381,9 @@ def enter(law, row, rows_in_hbm, kind, index, flag, scale, peak, threshold, cut,
     on_lanes = spread(transpose(values))
     fresh = floats(masses.shape)
     if kind == "logits":
-        nisa.activation(dst=fresh, op=nl.exp, data=row, bias=on_lanes[:, 1:2], scale=on_lanes[:, 0:1])
         if cut:
-            clear_below(row.expand_dim(1), fresh.expand_dim(1), on_lanes[:, 2:3])
+            drop_below(row, on_lanes[:, 2:3])
+        nisa.activation(dst=fresh, op=nl.exp, data=row, bias=on_lanes[:, 1:2], scale=on_lanes[:, 0:1])
     else:
         nisa.tensor_copy(dst=fresh, src=row)
     copy_where(masses, fresh, on_lanes[:, 3:4])

@@ -127,7 +127,7 @@ def typical_facts(first, count, target_logits, scale, posterior_threshold, poste
     maxima, candidates = floats((NUM_GROUPS, num_rows)), floats((NUM_GROUPS, num_rows))
     totals, moments = floats((NUM_GROUPS, num_rows)), floats((NUM_GROUPS, num_rows))
     for sequence in range(count):
-        for start, stop in row_tiles(rows, target_logits, True, vocab_size):
+        for start, stop in row_tiles(rows, target_logits, vocab_size):
             low, high = sequence * rows + start, sequence * rows + stop
             tile = load_rows(target_logits, (first + sequence) * rows + start, stop - start, vocab_size, FILL)
             lane_best(tile, maxima[:, low:high], candidates[:, low:high], partition_ids)

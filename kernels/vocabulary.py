@@ -13,7 +13,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 NUM_GROUPS = 128
-MIN_COLUMNS = 8  # the least that nc_find_index8 takes
+SEGMENTS = 8  # of a lane, each of which gives its 8 largest entries
+MIN_COLUMNS = 8  # the least that max8 and nc_find_index8 take
 BLOCK = 32  # ids of a lane that share a maximum: about as many as there are blocks in a lane of 152k ids
 FILL = -(2.0**127)  # what lanes without an id hold: below every logit, exact and finite in bf16 too
 LOWEST_PEAK = -1.0e30  # stands in for -inf where a maximum is subtracted; its scaled value stays finite
@@ -30,7 +31,7 @@ def searched_width(vocab_size):
     """Columns of a row's tile that is searched for its best id: in whole blocks where that is done by blocks."""
     size = group_size(vocab_size)
     if size < MIN_COLUMNS * BLOCK:
-        return max(size, MIN_COLUMNS)
+        return max(size, SEGMENTS * MIN_COLUMNS)
     return (size + BLOCK - 1) // BLOCK * BLOCK
 
 

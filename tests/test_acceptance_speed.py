@@ -14,10 +14,12 @@ ROW_BYTES = 2 * V
 HBM_BYTES_PER_SECOND = 362e9  # one physical core
 
 
-def cost_of(batch: int, temperature: float = 1.0, spoiled: bool = False):
+def cost_of(batch: int, temperature: float = 1.0, spoiled: bool = False, limits: tuple = (None, None, None)):
+    """`limits`: top_k, top_p and min_p of all sequences."""
     rng = np.random.default_rng(0)
     target = np.zeros((batch, K + 1, V), ml_dtypes.bfloat16)
     target[..., rng.integers(0, V, 1000)] = 3
+    target[..., rng.integers(0, V, 30)] = 15
     if spoiled:
         target[0, 0, 5] = np.nan
     arrays = (
@@ -29,8 +31,11 @@ def cost_of(batch: int, temperature: float = 1.0, spoiled: bool = False):
         np.full(batch, temperature, np.float32),
     )
     kernel = loader.kernel("rejection_sampling", "emulator")
-    program = emulator.trace(kernel[1], *arrays, None, None, None, "logits", "token", False, V, strict=True)
-    program.run(*arrays)
+    cut = limits[0] is not None
+    if cut:
+        limits = tuple(np.full(batch, limit, dtype) for limit, dtype in zip(limits, (np.int32, np.float32, np.float32)))
+    program = emulator.trace(kernel[1], *arrays, *limits, "logits", "token", cut, V, strict=True)
+    program.run(*arrays, *(limits if cut else ()))
     return program, program.cost()
 
 
@@ -53,3 +58,20 @@ def test_sixteen_sequences_stay_near_the_hbm_limit(temperature, spoiled, within)
     limit = 16 * (2 * K + 3) * ROW_BYTES / HBM_BYTES_PER_SECOND
     print(f"temperature {temperature}, spoiled {spoiled}: {1e6 * cost.bound:.1f} us of {1e6 * limit:.1f}")
     assert cost.bound <= within * limit
+
+
+def test_truncation_inside_the_candidates_reads_no_row_again_and_stays_near_the_limit():
+    for batch in (1, 4):
+        _, cost = cost_of(batch, limits=(20, 0.95, 0.01))
+        rows = batch * (2 * K + 3) * ROW_BYTES
+        moved = sum(core.read_bytes + core.written_bytes for core in cost.cores)
+        print(f"B = {batch}: {1e6 * cost.bound:.1f} us of {1e6 * rows / HBM_BYTES_PER_SECOND:.1f}")
+        assert moved <= rows * 1.001
+        assert cost.bound <= 5.1 * rows / HBM_BYTES_PER_SECOND
+
+
+def test_truncation_below_the_candidates_reads_a_row_once_more_and_costs_no_more_than_its_searches():
+    _, cost = cost_of(1, limits=(2000, 0.999, 0.0))
+    moved = sum(core.read_bytes + core.written_bytes for core in cost.cores)
+    assert moved <= (2 * (2 * K + 1) + 2) * ROW_BYTES * 1.001
+    assert cost.bound <= 650e-6

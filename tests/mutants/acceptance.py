@@ -18,6 +18,7 @@ TREE = "tests/test_tree_acceptance.py::test_kernel_walks_as_the_reference"
 TYPICAL = "tests/test_typical_acceptance.py"
 SAMPLE = "tests/test_sample_tokens.py"
 PROJECT = "tests/test_project_draft_law.py"
+TRUNCATION = "tests/test_truncation.py"
 
 FACTS = "kernels/row_facts.py"
 LAST_ROW = "kernels/last_row.py"
@@ -133,9 +134,37 @@ MUTANTS = [
     Mutant(
         "min-p is dropped (kernel)",
         "kernels/truncation.py",
-        "    found = tensor_tensor(peak, parameters[LOG_MIN_P], nl.add)\n",
-        "    found = tensor_scalar(peak, nl.multiply, 0.0, nl.add, FILL)\n",
+        "threshold = tensor_tensor(values[:, PEAK], values[:, BELOW_PEAK], nl.subtract)",
+        "threshold = tensor_scalar(values[:, PEAK], nl.multiply, 0.0, nl.add, KEEP_ALL)",
         (f"{TRAPS}::test_min_p_is_applied",),
+    ),
+    Mutant(
+        "rows cut below their candidates are not searched whole (kernel)",
+        "kernels/truncation.py",
+        "    nl.fori_loop(0, trips, search)\n",
+        "",
+        (TRUNCATION,),
+    ),
+    Mutant(
+        "a threshold that equals entries which are no candidates counts as found (kernel)",
+        "kernels/truncation.py",
+        "data1=certain, data2=uncovered, op=nl.less_equal)",
+        "data1=certain, data2=uncovered, op=nl.less)",
+        (f"{TRUNCATION}::test_every_cut_of_every_law_is_the_references",),
+    ),
+    Mutant(
+        "top-p takes its share of the whole law, not of what top-k left (kernel)",
+        "kernels/truncation.py",
+        "left = select(tensor_scalar(top_k, nl.less, OFF), weight(tile, masses, by_k, ones), total)",
+        "left = tensor_scalar(total, nl.multiply, 1.0)",
+        (f"{TRUNCATION}::test_every_cut_of_every_law_is_the_references", CUT),
+    ),
+    Mutant(
+        "cores of LNC 2 count their own deep rows only (kernel)",
+        "kernels/truncation.py",
+        "to_int(most_of_cores(total))",
+        "to_int(total)",
+        (f"{TRUNCATION}::test_both_cores_make_the_trips_of_the_one_with_more",),
     ),
     Mutant(
         "the block rule stops at the first prefix that fails (reference)",
