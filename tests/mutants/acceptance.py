@@ -239,7 +239,7 @@ MUTANTS = [
     Mutant(
         "raw log-probabilities are read after processing (kernel)",
         "kernels/token_logprobs.py",
-        "(masked_logits, scale, limits) if which == 0 else (target_logits, ones, [])",
+        "(masked_logits, scale, limits) if which == 0 else (target_logits, ones, None)",
         "(masked_logits, scale, limits) if which == 0 else (target_logits, scale, [])",
         ("tests/test_token_logprobs.py",),
     ),
@@ -255,8 +255,8 @@ MUTANTS = [
     Mutant(
         "raw log-probabilities are masked (kernel)",
         "kernels/token_logprobs.py",
-        "else (target_logits, ones, [])",
-        "else (masked_logits, ones, [])",
+        "else (target_logits, ones, None)",
+        "else (masked_logits, ones, None)",
         ("tests/test_token_logprobs.py::test_of_a_trees_path_too_cut_and_masked",),
     ),
     Mutant(
