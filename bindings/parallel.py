@@ -13,8 +13,10 @@ import torch.distributed as dist
 
 from draft_verify.acceptance_stats import AcceptanceStats
 from draft_verify.combine_shards import combine_shards, shard_draws, shard_statistics
+from draft_verify.mask_logits import mask_logits
 from draft_verify.merge_attention import merge_attention
 from draft_verify.parameters import draft_law
+from draft_verify.project_draft_law import project_draft_law
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.verify_attention import verify_attention
 
@@ -91,6 +93,8 @@ def vocabulary_parallel_sampling(
     draft_probs: torch.Tensor | None = None,
     draft_lens: torch.Tensor | None = None,
     temperature: torch.Tensor | None = None,
+    allowed_mask: torch.Tensor | None = None,
+    target_to_draft: torch.Tensor | None = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Acceptance:
@@ -102,12 +106,25 @@ def vocabulary_parallel_sampling(
         vocab_size: ids of the whole vocabulary.
         group: the ranks that share the vocabulary, a power of two; default all.
         draft_logits, draft_probs: [B, K, V / n], this rank's columns of the draft's law, or neither.
+        allowed_mask: [B, T, ceil(V / n / 32)] int32 bits of this rank's columns (`mask_logits`); default all.
+        target_to_draft: [M, V / n] int32, this rank's columns of the map of n * (V / n) ids that
+            `invert_draft_to_target` gives; the draft's laws are then whole, [B, K, Vd], on every rank.
         draft_lens, temperature, backend, lnc: as in `rejection_sampling`.
 
     Returns:
         Acceptance, the same on every rank.
     """
     shared = {"draft_lens": draft_lens, "temperature": temperature, "backend": backend, "lnc": lnc}
+    where = {"backend": backend, "lnc": lnc}
+    if target_to_draft is not None:
+        draft_probs = project_draft_law(
+            target_to_draft, draft_logits=draft_logits, draft_probs=draft_probs, temperature=temperature, **where
+        )
+        draft_logits = None
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, **where)
+        if draft_logits is not None:
+            draft_logits = mask_logits(draft_logits, allowed_mask[:, :-1], **where)
     shard = {
         "shard": dist.get_rank(group),
         "vocab_size": vocab_size,

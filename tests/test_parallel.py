@@ -132,7 +132,48 @@ def kernels_over_vocabulary_shards(rank):
     return acceptance_over_vocabulary_shards(rank, cases=3, backend="emulator")
 
 
+def masks_and_draft_vocabularies_over_vocabulary_shards(rank):
+    """A rank's part of both is its columns."""
+    from draft_verify.parallel import vocabulary_parallel_sampling
+
+    rng = np.random.default_rng(11)
+    vocab_size, rows, batch, draft_size = 256, 4, 3, 20
+    width = vocab_size // RANKS
+    columns = slice(rank * width, (rank + 1) * width)
+    ids = rng.permutation(vocab_size)[:15]
+    draft_to_target = ids[np.arange(draft_size) % 15].astype(np.int32)
+    table = draft_verify.invert_draft_to_target(draft_to_target, vocab_size)
+    results = []
+    for kind, backend in (("logits", "reference"), ("probs", "reference"), ("logits", "emulator")):
+        logits = 2 * rng.standard_normal((batch, rows, vocab_size)).astype(np.float32)
+        logits[..., ids] += 3
+        own = rng.standard_normal((batch, rows - 1, draft_size)).astype(np.float32)
+        law = own if kind == "logits" else np.exp(own) / np.exp(own).sum(-1, keepdims=True)
+        mask = rng.integers(-(2**31), 2**31, (batch, rows, vocab_size // 32)).astype(np.int32)
+        shared = {
+            "draft_tokens": draft_to_target[rng.integers(0, draft_size, (batch, rows - 1))],
+            "uniforms": rng.uniform(0.001, 0.999, (batch, rows + 1)).astype(np.float32),
+            "temperature": np.full(batch, 0.8, np.float32),
+            f"draft_{kind}": law,
+        }
+        expected = draft_verify.rejection_sampling(
+            target_logits=logits, allowed_mask=mask, target_to_draft=table, **shared, backend=backend
+        )
+        parts = {
+            "target_logits": logits[..., columns],
+            "allowed_mask": mask[..., rank * width // 32 : (rank + 1) * width // 32],
+            "target_to_draft": table[:, columns],
+        }
+        sharded = {name: torch.from_numpy(np.ascontiguousarray(value)) for name, value in (shared | parts).items()}
+        result = vocabulary_parallel_sampling(**sharded, vocab_size=vocab_size, backend=backend)
+        for ours, theirs in zip(result, expected, strict=True):
+            np.testing.assert_array_equal(ours.numpy(), theirs)
+        results += [field.numpy() for field in result]
+    return results
+
+
 CHECKS = [
+    masks_and_draft_vocabularies_over_vocabulary_shards,
     acceptance_over_vocabulary_shards,
     kernels_over_vocabulary_shards,
     chain,
