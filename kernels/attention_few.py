@@ -58,18 +58,20 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
     dense = plan_dense(shape, groups[0][0], operands.shard, slot_cores)
     given = on_every_partition(lengths)
     constants = constants_of(shape, ragged, groups, operands)
-    if ragged.most == 1 and not shape.ring and shape.sliding_window == 0 and shape.block_size == 0:
-        every = checked_lengths(shape, given)[0]
-        for sequence in range(shape.batch):
-            first = first_pass(every, sequence)
-            own = own_constants(shape, groups, operands, constants, first)
-            attend_once(shape, ragged, groups, operands, own, first)
-        return
-
     # What needs no length comes before what does.
     walks = []
     for sequence in range(shape.batch):
         walks.append(begin_walk(shape, groups, operands, constants, sequence))
+    if ragged.most == 1 and not shape.ring and shape.sliding_window == 0 and shape.block_size == 0:
+        every = checked_lengths(shape, given)[0]
+        for walk in walks:
+            first = first_pass(every, walk.sequence)
+            attend_once(walk, ragged, first)
+            if operands.shards > 1:
+                join_all(walk)
+            store_all(walk, first)
+        return
+
     if dense != None:  # noqa: E711
         latest, index = latest_passes(shape, dense, given[0])
     laps = checked_lengths(shape, given)
@@ -86,44 +88,48 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
     for lap in laps:
         ends.append(ragged_ends(lap, is_ragged))
     firsts = []
-    for walk in walks:
-        sequence = walk.sequence
-        first = first_pass(laps[0], sequence)
-        firsts.append(first)
+    for sequence in range(shape.batch):
+        firsts.append(first_pass(laps[0], sequence))
+    windows = windows_of(walks[0], firsts[0])
+    for sequence in range(shape.batch):
+        walk = walks[sequence]
+        # Engines keep their order: what a sequence needs first comes before the passes of the one before, its output
+        # after those of the next.
+        following = ()
+        if sequence + 1 < shape.batch:
+            following = windows_of(walks[sequence + 1], firsts[sequence + 1])
         begin = None if begins == None else begins[0][sequence]  # noqa: E711
-        attend_begin(walk, dense, laps[0], whole, begin, first)
+        attend_begin(walk, dense, laps[0], whole, begin, windows, firsts[sequence])
         for lap in range(len(laps)):
             begin = 0 if begins == None else begins[lap][sequence]  # noqa: E711
             attend_ragged(walk, ragged, laps[lap], begin, ends[lap][sequence])
-        # A sequence's output after the next one's passes, which have the engines wait less.
         if sequence > 0:
             store_all(walks[sequence - 1], firsts[sequence - 1])
+        if operands.shards > 1:
+            join_all(walk)
+        windows = following
     store_all(walks[shape.batch - 1], firsts[shape.batch - 1])
 
 
-def attend_once(shape, chunk, groups, operands, constants, current):
+def attend_once(walk, chunk, current):
     """A sequence in a single pass, its window with it."""
-    with_window = has_window(operands)
-    for g in range(len(groups)):
-        keys = pass_keys(shape, chunk, groups[g][0], operands, None, current)
-        values = pass_values(shape, chunk, groups[g][0], operands, None, current)
-        silence_pass(shape, constants.slot, values, current)
-        window = own_window(shape, groups[g][0], operands, constants, current) if with_window else ()
-        for t in range(len(groups[g])):
-            rows = groups[g][t]
-            own = constants.rows[g][t]
-            stationary = new_stationary(shape, rows)
-            state = new_state(shape, rows)
-            nisa.tensor_copy(dst=state.all, src=own.fresh.all, engine=nisa.engine.gpsimd)
-            load_queries(shape, rows, operands.query, current, stationary)
-            seen = ()
-            if with_window:
-                seen = (window[0], window_mask(shape, own, current))
-            cached = [(keys, slot_bounds(shape, chunk, own, current))]
-            step = score_steps(shape, chunk, rows, own, stationary, cached, seen, state.negative_max)[0]
-            window_values = window[1] if with_window else None
-            weigh_step(shape, chunk, rows, step, values, window_values, state, True, EVICTION_ENGINES)
-            store_rows(shape, rows, own, state, operands, current)
+    windows = windows_of(walk, current)
+    for g in range(len(walk.groups)):
+        keys = keys_of(walk, chunk, g, None, current)
+        values = values_of(walk, chunk, g, None, current)
+        silence_pass(walk.shape, walk.constants.slot, values, current)
+        take(walk, chunk, False, g, (current,), (keys,), (values,), windows[g], ())
+
+
+def windows_of(walk, current):
+    """The window's keys and values for each group, as own_window leaves them; () where they are not this core's."""
+    windows = []
+    for group in walk.groups:
+        if has_window(walk.operands):
+            windows.append(own_window(walk.shape, group[0], walk.operands, walk.constants, current))
+        else:
+            windows.append(())
+    return windows
 
 
 def begin_walk(shape, groups, operands, constants, sequence):
@@ -147,20 +153,15 @@ def begin_walk(shape, groups, operands, constants, sequence):
     return walk
 
 
-def attend_begin(walk, chunk, every, dense, begin, current):
+def attend_begin(walk, chunk, every, dense, begin, windows, current):
     """The window, and the passes over live slots only.
 
     Args:
         chunk: of those passes, None if no sequence has any.
         dense: DensePasses of all sequences, or None.
         begin: the first slot, a register, or None for 0.
+        windows: as windows_of leaves them.
     """
-    windows = []
-    for group in walk.groups:
-        if has_window(walk.operands):
-            windows.append(own_window(walk.shape, group[0], walk.operands, walk.constants, current))
-        else:
-            windows.append(())
 
     def window_alone(_):
         attend_windows(walk, windows, current)
@@ -187,22 +188,16 @@ def outer_passes(shape, every, dense, begin, sequence):
     """A sequence's first pass, from slot `begin` on, a register, or None for 0, and the one that ends with its last
     slot, for a sequence that has both; `dense` are those of all."""
     one = slice(sequence, sequence + 1)
-    size = (PARTITIONS, 1)
-    # Slots from a pass's first to the last pass's, which has all its own.
-    left = tile(size)
-    nisa.tensor_tensor(
-        dst=left, data1=dense.latest[:, one], data2=every.base[:, one], op=nl.subtract, engine=nisa.engine.gpsimd
-    )
     positions = [None, None]
     if shape.sliding_window > 0 or shape.positioned:
         for i in range(2):
-            positions[i] = tile(size)
+            positions[i] = tile((PARTITIONS, 1))
             start = dense.latest if i == 1 else every.base
             nisa.tensor_tensor(dst=positions[i], data1=every.position[:, one], data2=start[:, one], op=nl.subtract)
     index = dense.index[:, one]
     rows = every.live_rows[:, one]
     return (
-        Pass(sequence, None, begin, begin, dense.none, left, rows, None, positions[0], None),
+        Pass(sequence, None, begin, begin, dense.none, dense.left[:, one], rows, None, positions[0], None),
         Pass(sequence, None, index, index, dense.none, dense.step, rows, None, positions[1], None),
     )
 
@@ -210,7 +205,7 @@ def outer_passes(shape, every, dense, begin, sequence):
 def attend_dense(walk, chunk, every, dense, begin, windows):
     """Passes over live slots only: the outer ones together, which begin the states, then those between.
 
-    `windows`: of each group, (keys, values) as own_window leaves them, or ().
+    `windows`: as windows_of leaves them.
     """
     outer = outer_passes(walk.shape, every, dense, begin, walk.sequence)
     first = outer[0]
@@ -303,12 +298,12 @@ def score_passes(walk, chunk, dense, g, t, passes, keys, window):
     """Steps of a row tile, one a pass, the window in the first; `window` as take has it."""
     shape = walk.shape
     rows, own, state, queries = row_tile(walk, dense, g, t)
-    cached = []
-    for i in range(len(passes)):
-        cached.append((keys[i], slot_bounds(shape, chunk, own, passes[i])))
     seen = ()
     if has_values(window):
         seen = (window[0], window_mask(shape, own, passes[0]))
+    cached = []
+    for i in range(len(passes)):
+        cached.append((keys[i], slot_bounds(shape, chunk, own, passes[i])))
     return score_steps(shape, chunk, rows, own, queries, cached, seen, state.negative_max)
 
 
@@ -332,7 +327,8 @@ def take(walk, chunk, dense, g, passes, keys, values, window, ahead):
             steps = score_passes(walk, chunk, dense, g, t, passes, keys, window)
         rows, _, state, _ = row_tile(walk, dense, g, t)
         for i in range(len(passes)):
-            engines = EVICTION_ENGINES
+            # Few rows are soon copied; Vector masks as long for few as for many.
+            engines = EVICTION_ENGINES if rows.count > PARTITIONS // 2 else (nisa.engine.scalar,)
             if i < len(passes) - 1:
                 # Vector still masks the next pass.
                 engines = (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector)
@@ -343,16 +339,21 @@ def take(walk, chunk, dense, g, passes, keys, values, window, ahead):
             weigh_step(walk.shape, chunk, rows, steps[i], values[i], window_values, state, begins, engines)
 
 
-def store_all(walk, current):
+def join_all(walk):
+    """The states of two cores that share the slots put together, in the first stream of each row."""
+    operands = walk.operands
     for g in range(len(walk.groups)):
         for t in range(len(walk.groups[g])):
-            rows, own, state, _ = row_tile(walk, True, g, t)
-            store_rows(walk.shape, rows, own, state, walk.operands, current)
+            walk.states[g][t] = join_cores(walk.shape, walk.groups[g][t], walk.states[g][t], operands.shard)
 
 
-def store_rows(shape, rows, constants, state, operands, current):
-    """Writes a row tile's output; of two cores that share the slots, each writes half of the rows."""
-    shard = operands.shard
-    if operands.shards > 1:
-        state = join_cores(shape, rows, state, shard)
-    store_output(shape, rows, constants, state, operands.outputs, operands.sums, 0, current, shard, operands.shards)
+def store_all(walk, current):
+    """Writes the output of all row tiles; of two cores that share the slots, each writes half of the rows."""
+    operands = walk.operands
+    outputs = operands.outputs
+    for g in range(len(walk.groups)):
+        for t in range(len(walk.groups[g])):
+            rows, own, state, _ = row_tile(walk, operands.shards == 1, g, t)
+            store_output(
+                walk.shape, rows, own, state, outputs, operands.sums, 0, current, operands.shard, operands.shards
+            )

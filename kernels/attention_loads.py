@@ -63,8 +63,8 @@ def load_window(shape, rows, key, value, current, keep, inverse_scales):
     """The window's keys transposed, a tile [part of D, heads, T] for each part of D, and its values [T, heads, D].
 
     Args:
-        keep: [T, 1] of all ones where a window row is live, of zeros in rows of padding, whose values may be anything
-            and are cleared.
+        keep: [T, 1] of 1 where a window row is live, of 0 in rows of padding, whose values may be anything and are
+            cleared.
         inverse_scales: [T, Hkv] fp32, what values are multiplied by to be in the cache's units, or None.
     """
     window = shape.window
@@ -82,8 +82,7 @@ def load_window(shape, rows, key, value, current, keep, inverse_scales):
                 indirect_dim=0,
             ),
         )
-    bits = values.view(bits_of(shape.head_dim, shape.dtype))
-    nisa.tensor_scalar(dst=bits, data=bits, op0=nl.bitwise_and, operand0=keep)
+    silence(values.expand_dim(2), keep)
     if inverse_scales != None:  # noqa: E711
         own_scales = inverse_scales[:, rows.first_head : rows.first_head + rows.heads]
         nisa.tensor_tensor(
@@ -192,10 +191,10 @@ def transpose_all(dst, data):
 
 
 def slots_to_keep(shape, slot, current, dtype):
-    """[partitions, segments, run] of all ones in the slots that a pass may weigh, of zeros in others that it loads."""
+    """[partitions, segments, run] of 1 in the slots that a pass may weigh, of 0 in others that it loads."""
     here = current.end[0 : slot.shape[0]]
     keep = tile(slot.shape, bits_of(shape.head_dim, dtype))
-    nisa.tensor_scalar(dst=keep, data=slot, op0=nl.less, operand0=here, op1=nl.multiply, operand1=-1.0)
+    nisa.tensor_scalar(dst=keep, data=slot, op0=nl.less, operand0=here)
     if shape.sliding_window > 0 or shape.ring:
         nisa.scalar_tensor_tensor(
             dst=keep,
@@ -214,13 +213,11 @@ def bits_of(head_dim, dtype):
     return nl.int32 if size % 4 == 0 else nl.int16 if size % 2 == 0 else nl.int8
 
 
-def silence(values, keep, segment):
-    """Clears the slots of a segment that no row may weigh: a weight of 0 does not silence a NaN, masked bits do."""
+def silence(values, keep):
+    """Clears those of `values` [partitions, heads, n, D] whose `keep` [partitions, n] is 0: no weight silences a NaN.
+
+    Products of integers are GpSimd's, which has little else to do, and exact there.
+    """
     bits = values.view(bits_of(values.shape[3], values.dtype))
-    for i in range(bits.shape[2]):
-        nisa.tensor_scalar(
-            dst=bits[:, :, i, :],
-            data=bits[:, :, i, :],
-            op0=nl.bitwise_and,
-            operand0=keep[:, segment, i : i + 1],
-        )
+    own = keep.expand_dim(1).broadcast(1, bits.shape[1]).expand_dim(3).broadcast(3, bits.shape[3])
+    nisa.tensor_tensor(dst=bits, data1=bits, data2=own, op=nl.multiply)

@@ -11,7 +11,10 @@ LSE_COLUMNS = 4096  # log-sum-exps of a partition at a time
 
 
 def join_cores(shape, rows, state, core):
-    """The state of a row tile together with the other core's, which saw other slots."""
+    """The state of a row tile together with the other core's, which saw other slots, in the first stream."""
+    nisa.tensor_copy(
+        dst=state.total, src=over_streams(rows, state.total, nl.add, nisa.engine.gpsimd), engine=nisa.engine.gpsimd
+    )
     theirs = new_state(shape, rows)
     joined = new_state(shape, rows)
     width = state.all.shape[1] - 2
@@ -25,33 +28,26 @@ def join_cores(shape, rows, state, core):
             pipe_id=0,
             dma_engine=nisa.dma_engine.gpsimd_dma,
         )
+    # On GpSimd and Scalar: Vector goes on with the next sequence.
     largest = joined.all[:, width + 1 : width + 2]
     nisa.tensor_tensor(
         dst=largest,
         data1=state.all[:, width + 1 : width + 2],
         data2=theirs.all[:, width + 1 : width + 2],
         op=nl.minimum,
+        engine=nisa.engine.gpsimd,
     )
-    factors = []
     for part in (state, theirs):
         factor = tile(largest.shape)
         nisa.activation(dst=factor, op=nl.exp, data=part.all[:, width + 1 : width + 2], scale=-1.0, bias=largest)
-        factors.append(factor)
-    weighted = joined.all[:, 0 : width + 1]
-    nisa.tensor_scalar(
-        dst=weighted,
-        data=state.all[:, 0 : width + 1],
-        op0=nl.multiply,
-        operand0=factors[0],
-        engine=nisa.engine.scalar,
-    )
-    nisa.scalar_tensor_tensor(
-        dst=weighted,
-        data=theirs.all[:, 0 : width + 1],
-        op0=nl.multiply,
-        operand0=factors[1],
-        op1=nl.add,
-        operand1=weighted,
+        weighted = part.all[:, 0 : width + 1]
+        nisa.tensor_scalar(dst=weighted, data=weighted, op0=nl.multiply, operand0=factor, engine=nisa.engine.scalar)
+    nisa.tensor_tensor(
+        dst=joined.all[:, 0 : width + 1],
+        data1=state.all[:, 0 : width + 1],
+        data2=theirs.all[:, 0 : width + 1],
+        op=nl.add,
+        engine=nisa.engine.gpsimd,
     )
     return joined
 

@@ -170,20 +170,13 @@ def silence_pass(shape, slot, values, current):
     """Clears the values of slots that no row may weigh."""
     keep = slots_to_keep(shape, slot, current, values[0].dtype)
     for segment in range(len(values)):
-        silence(values[segment], keep, segment)
+        silence(values[segment], keep[:, segment, :])
 
 
 def own_window(shape, rows, operands, constants, current):
     """The window's keys and values for a group's heads, rows of padding silenced."""
     keep = tile((shape.window, 1), bits_of(shape.head_dim, shape.dtype))
-    nisa.tensor_scalar(
-        dst=keep,
-        data=constants.window_row,
-        op0=nl.less,
-        operand0=current.live_rows[0 : shape.window],
-        op1=nl.multiply,
-        operand1=-1.0,
-    )
+    nisa.tensor_scalar(dst=keep, data=constants.window_row, op0=nl.less, operand0=current.live_rows[0 : shape.window])
     return load_window(shape, rows, operands.key, operands.value, current, keep, constants.inverse_scales)
 
 

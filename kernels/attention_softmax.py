@@ -73,7 +73,7 @@ def one_stream(rows, constants, state):
             None,
             None,
             None if constants.key_scale == None else constants.key_scale[0:count],  # noqa: E711
-            None,
+            None if constants.value_scale == None else constants.value_scale[0:count],  # noqa: E711
             None,
         ),
         State(state.values, state.total[0:count], state.negative_max[0:count], None),
@@ -225,14 +225,13 @@ def slot_bounds(shape, chunk, constants, current):
         return first, end
     stream_first = tile(size)
     for bound, shifted in ((first, stream_first), (end, end)):
-        nisa.tensor_scalar(
+        nisa.scalar_tensor_tensor(
             dst=shifted,
             data=constants.stream,
             op0=nl.multiply,
             operand0=-float(chunk.slots // chunk.streams),
             op1=nl.add,
             operand1=bound,
-            engine=nisa.engine.scalar,
         )
     return stream_first, end
 
@@ -284,16 +283,19 @@ def score_steps(shape, chunk, rows, constants, stationary, cached, window, earli
     """
     scale = shape.scale if shape.softcap == 0.0 else shape.softcap
     cache_scale = scale
+    minus_cache_scale = -scale
     if constants.key_scale != None and shape.softcap == 0.0:  # noqa: E711
         cache_scale = constants.key_scale
+        minus_cache_scale = tile((rows.count, 1))
+        nisa.tensor_scalar(dst=minus_cache_scale, data=cache_scale, op0=nl.multiply, operand0=-1.0)
     window_part = None
     raised = earlier
     if len(window) > 0:
         scores, largest = window_scores(shape, rows, stationary, window[0], window[1])
-        raised = raised_maximum(rows, largest, scale, earlier)
+        raised = raised_maximum(largest, -scale, earlier)
         window_part = (scores, scale)
     if len(cached) == 0:
-        return [Step(None, window_part, earlier, raised)]
+        return [Step(None, window_part, earlier, over_streams(rows, raised, nl.minimum, nisa.engine.vector))]
 
     spans = spans_of(chunk, rows)
     steps = []
@@ -313,7 +315,8 @@ def score_steps(shape, chunk, rows, constants, stationary, cached, window, earli
                 reduce_res=maxima[:, i : i + 1],
                 range_start=chunk.first + spans[i].first,
             )
-        raised = raised_maximum(rows, maxima, cache_scale, raised)
+        raised = raised_maximum(maxima, minus_cache_scale, raised)
+        raised = over_streams(rows, raised, nl.minimum, nisa.engine.vector)
         steps.append(Step((scores, cache_scale), window_part, earlier, raised))
         window_part = None
         earlier = raised
@@ -345,7 +348,7 @@ def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, e
     )
     nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=nisa.engine.vector)
     if begins:
-        nisa.tensor_copy(dst=state.values, src=weighted, engine=nisa.engine.vector)
+        nisa.tensor_copy(dst=state.values, src=weighted, engine=engines[len(engines) - 1])
         return
     nisa.tensor_scalar(
         dst=state.values,
@@ -417,15 +420,17 @@ def window_scores(shape, rows, stationary, keys, mask):
     return scores, maximum
 
 
-def raised_maximum(rows, largest, scale, negative_max):
-    """Minus the larger of what `negative_max` [count, 1] stands for and of scale * `largest` [count, n], of all streams
-    of a row."""
+def raised_maximum(maxima, minus_scale, negative_max):
+    """Minus the larger of what `negative_max` [count, 1] stands for and of scale * `maxima` [count, n]."""
     size = negative_max.shape
-    own = tile(size)
+    largest = maxima
+    if maxima.shape[1] > 1:
+        largest = tile(size)
+        nisa.tensor_reduce(dst=largest, op=nl.maximum, data=maxima, axis=1)
     raised = tile(size)
-    nisa.tensor_reduce(dst=own, op=nl.maximum, data=largest, axis=1, negate=True)
-    own = over_streams(rows, own, nl.minimum, nisa.engine.vector)
-    nisa.tensor_scalar(dst=raised, data=own, op0=nl.multiply, operand0=scale, op1=nl.minimum, operand1=negative_max)
+    nisa.tensor_scalar(
+        dst=raised, data=largest, op0=nl.multiply, operand0=minus_scale, op1=nl.minimum, operand1=negative_max
+    )
     return raised
 
 

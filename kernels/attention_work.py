@@ -62,6 +62,7 @@ class DensePasses(NamedTuple):
     index: object  # the same, [1, B] int32
     end: object  # the same, a register each
     second: object  # where the second pass from the first slot on starts, a register each; None if at a known slot
+    left: object  # slots from the first to that of the last pass, [128, B] fp32
     none: object  # 0 and the slots of a pass, [128, 1] fp32 each
     step: object
 
@@ -102,11 +103,13 @@ def dense_passes(shape, chunk, lengths, latest, index):
         after = tile(size)
         nisa.tensor_scalar(dst=after, data=lengths.base, op0=nl.add, operand0=step)
         second = counters(after)
+    left = tile(size)
+    nisa.tensor_tensor(dst=left, data1=latest, data2=lengths.base, op=nl.subtract, engine=nisa.engine.gpsimd)
     none = tile((PARTITIONS, 1))
     all_own = tile((PARTITIONS, 1))
     nisa.memset(dst=none, value=0.0)
     nisa.memset(dst=all_own, value=step)
-    return DensePasses(any_pass, latest, index, counters(latest), second, none, all_own), short
+    return DensePasses(any_pass, latest, index, counters(latest), second, left, none, all_own), short
 
 
 def ragged_ends(lengths, chosen):

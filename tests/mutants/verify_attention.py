@@ -34,15 +34,15 @@ MUTANTS = [
     Mutant(
         "slots past the length are weighed by zero, not silenced",
         "kernels/attention_loads.py",
-        "dst=keep, data=slot, op0=nl.less, operand0=here, op1=nl.multiply, operand1=-1.0",
-        "dst=keep, data=slot, op0=nl.less, operand0=1e9, op1=nl.multiply, operand1=-1.0",
+        "dst=keep, data=slot, op0=nl.less, operand0=here",
+        "dst=keep, data=slot, op0=nl.less, operand0=1e9",
         ("tests/test_verify_attention.py::test_nan_in_slots_never_written_does_not_spread_t54",),
     ),
     Mutant(
         "window rows of padding are weighed by zero, not silenced",
         "kernels/attention_passes.py",
-        "operand0=current.live_rows[0 : shape.window],",
-        "operand0=1e9,",
+        "operand0=current.live_rows[0 : shape.window]",
+        "operand0=1e9",
         ("tests/test_verify_attention.py::test_nan_in_slots_never_written_does_not_spread_t54",),
     ),
     Mutant(
@@ -61,16 +61,16 @@ MUTANTS = [
     ),
     Mutant(
         "the last pass counts slots again that the one before had",
-        "kernels/attention_few.py",
-        "data1=dense.latest[:, one], data2=every.base[:, one]",
-        "data1=every.cached[:, one], data2=every.base[:, one]",
+        "kernels/attention_work.py",
+        "dst=left, data1=latest, data2=lengths.base",
+        "dst=left, data1=lengths.cached, data2=lengths.base",
         _AGREES,
     ),
     Mutant(
         "the streams of a row do not share their maximum",
         "kernels/attention_softmax.py",
-        "own = over_streams(rows, own, nl.minimum, nisa.engine.vector)",
-        "own = own",
+        "        raised = over_streams(rows, raised, nl.minimum, nisa.engine.vector)",
+        "        raised = raised",
         _AGREES,
     ),
     Mutant(
@@ -78,6 +78,13 @@ MUTANTS = [
         "kernels/attention_output.py",
         "over_streams(rows, state.total, nl.add, nisa.engine.gpsimd)[0 : rows.rows]",
         "state.total[0 : rows.rows]",
+        _AGREES,
+    ),
+    Mutant(
+        "the other core's weights keep their own maximum",
+        "kernels/attention_output.py",
+        "    for part in (state, theirs):",
+        "    for part in (state,):",
         _AGREES,
     ),
     Mutant(
