@@ -447,7 +447,6 @@ MAX_ATTENTION_WINDOW = 64
 MAX_ATTENTION_BATCH = 64
 MAX_ATTENTION_SLOTS = 131_072
 MAX_SHARDS = 128  # a shard a partition
-MAX_BLOCK_RUNS = 128  # a block is loaded over at most all partitions
 
 
 def attention(
@@ -484,11 +483,6 @@ def attention(
         (key_cache,), (value_cache,), sizes, (dtype, FLOAT8), block_table, cache_layout, writable=False
     )
     expect(slots <= MAX_ATTENTION_SLOTS, "key_cache", f"{slots} slots", f"at most {MAX_ATTENTION_SLOTS}")
-    if num_blocks:
-        block_size = slots // block_table.shape[1]
-        run = min(16, block_size & -block_size)  # tokens that a partition loads at a time
-        expected = f"at most {run * MAX_BLOCK_RUNS} of this size, which {run} divides"
-        expect(block_size <= run * MAX_BLOCK_RUNS, "key_cache", f"blocks of {block_size} tokens", expected)
     heads = value_cache.shape[2 if cache_layout == "NPHD" else 1]
     expect(query_heads % heads == 0, "query", f"{query_heads} heads", f"a multiple of Hkv = {heads}")
     expect((key is None) == (value is None), "value", "only one of key and value", "both or neither")

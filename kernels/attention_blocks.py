@@ -4,116 +4,82 @@ A run is what one descriptor moves: consecutive tokens of one head, or, where a 
 of all of them. A pass gathers a run a partition.
 """
 
-from typing import NamedTuple
-
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_plan import tile
+from .attention_plan import PARTITIONS, tile
 
 
-class Runs(NamedTuple):
-    """What no pass changes."""
-
-    entry: object  # [partitions, segments] fp32: which of the pass's blocks a partition's run lies in
-    offset: object  # [partitions, 1] int32: number of the run in its block
-    slot: object  # [partitions, segments, run] fp32: number of each slot of the pass
-
-
-def runs_of(shape, chunk, slot):
-    """The runs of passes over whole blocks."""
-    runs = shape.block_size // chunk.run  # of a block
-    blocks = chunk.partitions // runs  # of a segment
-    entry = tile((chunk.partitions, chunk.segments))
-    offset = tile((chunk.partitions, 1), nl.int32)
-    entries = tile((1, blocks, runs, chunk.segments))
-    offsets = tile((1, blocks, runs), nl.int32)
-    nisa.iota(
-        dst=entries,
-        pattern=[[1, blocks], [0, runs], [blocks, chunk.segments]],
-        offset=chunk.first // shape.block_size,
-        channel_multiplier=0,
-    )
-    nisa.iota(dst=offsets, pattern=[[0, blocks], [1, runs]], offset=0, channel_multiplier=0)
-    nisa.dma_copy(dst=entry, src=entries)
-    nisa.dma_copy(dst=offset, src=offsets)
-    return Runs(entry, offset, slot)
-
-
-def rows_per_block(shape, chunk):
-    """Runs of a block, those of all heads where each has its own."""
-    return shape.block_size // chunk.run * (shape.heads if shape.cache_layout == "NHPD" else 1)
-
-
-def find_runs(shape, chunk, runs, block_table, num_blocks, current):
-    """For each segment [partitions, 1] int32, the cache row of each partition's run of head 0; one past the last row
-    where none of its slots is live: a gather skips that."""
-    entries = block_table.shape[0] * block_table.shape[1]
-    size = (chunk.partitions, 1)
-    block_rows = rows_per_block(shape, chunk)
+def list_runs(shape, chunk, block_table):
+    """[n, 1] int32 in HBM: for each run of each sequence the cache row where head 0's begins, then room for a pass."""
+    room = chunk.slots // chunk.run
+    entries = shape.batch * shape.table_size
+    per_block = shape.block_size // chunk.run
+    partitions = min(PARTITIONS, entries)
+    while entries % partitions > 0:
+        partitions -= 1
+    size = (partitions, entries // partitions, per_block)
+    blocks = tile(size[0:2], nl.int32)
+    nisa.dma_copy(dst=blocks, src=block_table.reshape(size[0:2]))
+    # int32 maths: fp32 would not be exact.
     scale = tile(size, nl.int32)
-    nisa.memset(dst=scale, value=block_rows)
-    found = []
-    for segment in range(chunk.segments):
-        entry = tile(size, nl.int32)
-        block = tile(size, nl.int32)
-        nisa.tensor_scalar(
-            dst=entry,
-            data=runs.entry[:, segment : segment + 1],
-            op0=nl.add,
-            operand0=current.block[0 : chunk.partitions],
-            op1=nl.minimum,
-            operand1=float(entries - 1),
-        )
-        nisa.dma_copy(
-            dst=block,
-            src=block_table.reshape((entries, 1)).ap(
-                pattern=[[1, chunk.partitions], [1, 1]], vector_offset=entry, indirect_dim=0
-            ),
-        )
-        row = tile(size, nl.int32)
-        nisa.tensor_tensor(dst=row, data1=block, data2=scale, op=nl.multiply)
-        nisa.tensor_tensor(dst=row, data1=row, data2=runs.offset, op=nl.add)
+    offset = tile(size, nl.int32)
+    rows = tile(size, nl.int32)
+    nisa.memset(dst=scale, value=per_block * (shape.heads if shape.cache_layout == "NHPD" else 1))
+    nisa.iota(dst=offset, pattern=[[0, size[1]], [1, per_block]], offset=0, channel_multiplier=0)
+    nisa.tensor_tensor(dst=rows, data1=blocks.expand_dim(2).broadcast(2, per_block), data2=scale, op=nl.multiply)
+    nisa.tensor_tensor(dst=rows, data1=rows, data2=offset, op=nl.add)
 
-        live = tile(size, nl.uint8)
-        place = tile(size, nl.int32)
-        nisa.tensor_scalar(
-            dst=live,
-            data=runs.slot[:, segment, 0:1],
-            op0=nl.less,
-            operand0=current.end[0 : chunk.partitions],
-        )
-        nisa.memset(dst=place, value=num_blocks * block_rows)
-        nisa.tensor_copy_predicated(dst=place, src=row, predicate=live)
-        found.append(place)
-    return found
+    listed = nl.ndarray((entries * per_block + room, 1), dtype=nl.int32, buffer=nl.private_hbm)
+    columns = size[1] * per_block
+    nisa.dma_copy(dst=listed.ap(pattern=[[columns, partitions], [1, columns]]), src=rows)
+    # Passes over the last sequence may reach past its runs.
+    nothing = tile((1, room), nl.int32)
+    nisa.memset(dst=nothing, value=0)
+    nisa.dma_copy(dst=listed.ap(pattern=[[room, 1], [1, room]], offset=entries * per_block), src=nothing)
+    return listed
 
 
-def load_runs(shape, chunk, rows, cache, place):
-    """A segment of a paged cache: [partitions, heads, run, D], zeros where nothing is live."""
+def fetch_places(chunk, runs, current, places):
+    """Fills `places` [partitions, segments] with the cache rows of a pass's runs."""
+    nisa.dma_copy(
+        dst=places,
+        src=runs.ap(
+            pattern=[[1, chunk.partitions], [chunk.partitions, chunk.segments]],
+            scalar_offset=current.value_index,
+            indirect_dim=0,
+        ),
+    )
+
+
+def skip_dead_runs(chunk, slot, cache_rows, current, places):
+    """One past the cache's last row instead of the places of runs without a live slot: a gather skips that."""
+    dead = tile(places.shape, nl.uint8)
+    nisa.tensor_scalar(dst=dead, data=slot[:, :, 0], op0=nl.greater_equal, operand0=current.end[0 : chunk.partitions])
+    nisa.tensor_copy_predicated(dst=places, src=cache_rows, predicate=dead)
+
+
+def row_elements(shape, run):
+    """Elements of a cache row, of which a gather takes one or, of several heads, some."""
+    return run * shape.head_dim * (shape.heads if shape.cache_layout == "NPHD" else 1)
+
+
+def fetch_runs(shape, chunk, rows, cache, place, segment):
+    """Fills a segment [partitions, heads, run, D] from the cache rows `place` [partitions, 1]."""
     head_dim = shape.head_dim
     run_size = chunk.run * head_dim
-    per_token = shape.cache_layout == "NPHD"
-    if per_token:
-        loaded = tile((chunk.partitions, chunk.run, rows.heads, head_dim), cache.dtype)
-        row_size = shape.heads * run_size
-        pattern = [
-            [row_size, chunk.partitions],
-            [shape.heads * head_dim, chunk.run],
-            [1, rows.heads * head_dim],
-        ]
+    row_size = row_elements(shape, chunk.run)
+    if shape.cache_layout == "NPHD":
+        segment = segment.permute((0, 2, 1, 3))
+        pattern = [[row_size, chunk.partitions], [shape.heads * head_dim, chunk.run], [1, rows.heads * head_dim]]
         offset = rows.first_head * head_dim
     else:
-        loaded = tile((chunk.partitions, rows.heads, chunk.run, head_dim), cache.dtype)
-        row_size = run_size
         pattern = [[row_size, chunk.partitions], [shape.block_size * head_dim, rows.heads], [1, run_size]]
         offset = rows.first_head * shape.block_size * head_dim
-    nisa.memset(dst=loaded, value=0.0, engine=nisa.engine.gpsimd)
     nisa.dma_copy(
-        dst=loaded,
+        dst=segment,
         src=cache.reshape((cache.size // row_size, row_size)).ap(
             pattern=pattern, offset=offset, vector_offset=place, indirect_dim=0
         ),
         oob_mode=nisa.oob_mode.skip,
     )
-    return loaded.permute((0, 2, 1, 3)) if per_token else loaded

@@ -22,7 +22,6 @@ from .attention_passes import (
     own_window,
     pass_keys,
     pass_values,
-    places_of,
     plan_dense,
     plan_ragged,
     silence_pass,
@@ -62,7 +61,7 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
     walks = []
     for sequence in range(shape.batch):
         walks.append(begin_walk(shape, groups, operands, constants, sequence))
-    if ragged.most == 1 and not shape.ring and shape.sliding_window == 0 and shape.block_size == 0:
+    if ragged.most == 1 and not shape.ring and shape.sliding_window == 0:
         every = checked_lengths(shape, given)[0]
         for walk in walks:
             first = first_pass(every, walk.sequence)
@@ -115,8 +114,8 @@ def attend_once(walk, chunk, current):
     """A sequence in a single pass, its window with it."""
     windows = windows_of(walk, current)
     for g in range(len(walk.groups)):
-        keys = keys_of(walk, chunk, g, None, current)
-        values = values_of(walk, chunk, g, None, current)
+        keys = keys_of(walk, chunk, g, current)
+        values = values_of(walk, chunk, g, current)
         silence_pass(walk.shape, walk.constants.slot, values, current)
         take(walk, chunk, False, g, (current,), (keys,), (values,), windows[g], ())
 
@@ -134,7 +133,7 @@ def windows_of(walk, current):
 
 def begin_walk(shape, groups, operands, constants, sequence):
     """A Walk with its queries and with states that saw nothing yet."""
-    anywhere = Pass(sequence, None, None, None, None, None, None, None, None, None)
+    anywhere = Pass(sequence, None, None, None, None, None, None, None, None)
     own = own_constants(shape, groups, operands, constants, anywhere)
     walk = Walk(shape, groups, operands, own, sequence, [], [])
     for g in range(len(groups)):
@@ -197,8 +196,8 @@ def outer_passes(shape, every, dense, begin, sequence):
     index = dense.index[:, one]
     rows = every.live_rows[:, one]
     return (
-        Pass(sequence, None, begin, begin, dense.none, dense.left[:, one], rows, None, positions[0], None),
-        Pass(sequence, None, index, index, dense.none, dense.step, rows, None, positions[1], None),
+        Pass(sequence, None, begin, begin, dense.none, dense.left[:, one], rows, None, positions[0]),
+        Pass(sequence, None, index, index, dense.none, dense.step, rows, None, positions[1]),
     )
 
 
@@ -214,7 +213,7 @@ def attend_dense(walk, chunk, every, dense, begin, windows):
     keys_ahead = ()
     ahead = ()
     if walk.sequence == 0 and begin == None:  # noqa: E711
-        keys_ahead = (keys_of(walk, chunk, 0, None, outer[0]), keys_of(walk, chunk, 0, None, outer[1]))
+        keys_ahead = (keys_of(walk, chunk, 0, outer[0]), keys_of(walk, chunk, 0, outer[1]))
         if walk.shape.batch == 1:
             ahead = score_passes(walk, chunk, True, 0, 0, outer, keys_ahead, windows[0])
 
@@ -222,8 +221,8 @@ def attend_dense(walk, chunk, every, dense, begin, windows):
         for g in range(len(walk.groups)):
             keys = keys_ahead
             if g > 0 or len(keys) == 0:
-                keys = (keys_of(walk, chunk, g, None, outer[0]), keys_of(walk, chunk, g, None, outer[1]))
-            values = (values_of(walk, chunk, g, None, outer[0]), values_of(walk, chunk, g, None, outer[1]))
+                keys = (keys_of(walk, chunk, g, outer[0]), keys_of(walk, chunk, g, outer[1]))
+            values = (values_of(walk, chunk, g, outer[0]), values_of(walk, chunk, g, outer[1]))
             take(walk, chunk, True, g, outer, keys, values, windows[g], ahead if g == 0 else ())
 
     def next_pass(start):
@@ -231,12 +230,10 @@ def attend_dense(walk, chunk, every, dense, begin, windows):
         for count in (first.end, first.position):
             if count != None:  # noqa: E711
                 nisa.tensor_tensor(dst=count, data1=count, data2=dense.step, op=nl.subtract, engine=nisa.engine.gpsimd)
-        current = Pass(
-            walk.sequence, None, start, start, first.first, first.end, first.live_rows, None, first.position, None
-        )
+        current = Pass(walk.sequence, None, start, start, first.first, first.end, first.live_rows, None, first.position)
         for g in range(len(walk.groups)):
-            keys = keys_of(walk, chunk, g, None, current)
-            take(walk, chunk, True, g, (current,), (keys,), (values_of(walk, chunk, g, None, current),), None, ())
+            keys = keys_of(walk, chunk, g, current)
+            take(walk, chunk, True, g, (current,), (keys,), (values_of(walk, chunk, g, current),), None, ())
 
     nl.fori_loop(0, dense.any[walk.sequence], first_and_last)
     second = chunk.step
@@ -252,34 +249,26 @@ def attend_ragged(walk, chunk, lengths, begin_slot, end_slot):
     begin = tile((PARTITIONS, 1))
     nisa.tensor_copy(dst=begin, src=lengths.base[:, one], engine=nisa.engine.gpsimd)
     latest = latest_start(shape, chunk)
-    block = None
-    if shape.block_size > 0:
-        block = tile((PARTITIONS, 1))
-        nisa.tensor_copy(dst=block, src=lengths.block[:, one])
 
     def next_pass(_):
-        current = pass_from(shape, lengths, walk.sequence, begin, latest, block)
-        places = places_of(shape, chunk, walk.operands, walk.constants.runs, current)
+        current = pass_from(shape, lengths, walk.sequence, begin, latest)
         nisa.tensor_scalar(dst=begin, data=begin, op0=nl.add, operand0=float(chunk.step))
-        if shape.block_size > 0:
-            per_pass = float(chunk.step // shape.block_size)
-            nisa.tensor_scalar(dst=block, data=block, op0=nl.add, operand0=per_pass)
         for g in range(len(walk.groups)):
-            keys = keys_of(walk, chunk, g, places, current)
-            values = values_of(walk, chunk, g, places, current)
+            keys = keys_of(walk, chunk, g, current)
+            values = values_of(walk, chunk, g, current)
             silence_pass(shape, walk.constants.slot, values, current)
             take(walk, chunk, False, g, (current,), (keys,), (values,), None, ())
 
     nl.fori_loop(begin_slot, end_slot, next_pass, step=chunk.step)
 
 
-def keys_of(walk, chunk, g, places, current):
+def keys_of(walk, chunk, g, current):
     """Keys of a pass for group g of row tiles."""
-    return pass_keys(walk.shape, chunk, walk.groups[g][0], walk.operands, places, current)
+    return pass_keys(walk.shape, chunk, walk.groups[g][0], walk.operands, current)
 
 
-def values_of(walk, chunk, g, places, current):
-    return pass_values(walk.shape, chunk, walk.groups[g][0], walk.operands, places, current)
+def values_of(walk, chunk, g, current):
+    return pass_values(walk.shape, chunk, walk.groups[g][0], walk.operands, current)
 
 
 def row_tile(walk, dense, g, t):

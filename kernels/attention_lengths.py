@@ -22,7 +22,6 @@ class Lengths(NamedTuple):
     position: object  # of row 0, in slots
     oldest: object  # first slot that any row sees
     base: object  # first slot to load: oldest, or where its block begins
-    block: object  # number of that block in the sequence's table; None unless paged
 
 
 def checked_lengths(shape, given):
@@ -132,9 +131,9 @@ def laps(shape, cached, rows, position, oldest):
 def based(shape, cached, rows, position, oldest):
     """Lengths with where loading begins."""
     if shape.block_size == 0:
-        return Lengths(cached, rows, position, oldest, oldest, None)
-    block, base = whole_steps(oldest, shape.block_size)
-    return Lengths(cached, rows, position, oldest, base, block)
+        return Lengths(cached, rows, position, oldest, oldest)
+    _, base = whole_steps(oldest, shape.block_size)
+    return Lengths(cached, rows, position, oldest, base)
 
 
 def whole_steps(values, step):

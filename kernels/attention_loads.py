@@ -3,12 +3,12 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_blocks import load_runs
+from .attention_blocks import fetch_runs
 from .attention_plan import PARTITIONS, PSUM_BANK_BYTES, head_parts, psum, tile
 
 LONG_COLUMN = 2048
 
-# A DMA engine serves 8 partitions: what is small lies partly on upper ones, and the first engines are free for keys.
+# A DMA engine serves 8 partitions: what is small lies partly on upper ones, so that the first are free for keys.
 UPPER = 64
 
 # PSUM is emptied by two engines in turn.
@@ -16,15 +16,21 @@ EVICTION_ENGINES = (nisa.engine.scalar, nisa.engine.vector)
 
 
 def load_queries(shape, rows, query, current, stationary):
-    """Fills `stationary` [128, parts of D, groups, count]: q transposed, each group's rows in that group's copy only.
+    """Fills `stationary` as transpose_queries does, from HBM."""
+    queries = new_queries(shape, rows)
+    fetch_queries(shape, rows, query, current, queries)
+    transpose_queries(shape, rows, queries, stationary)
 
-    The groups of a tile, heads or streams, have keys of their own but share a score tile: group g adds
-    [.. 0, q_g, 0 ..] x keys_g to it.
-    """
+
+def new_queries(shape, rows):
+    upper = UPPER if rows.rows <= PARTITIONS - UPPER else 0
+    return tile((upper + rows.rows, shape.head_dim), shape.dtype)[upper : upper + rows.rows]
+
+
+def fetch_queries(shape, rows, query, current, queries):
+    """A row tile's queries [rows, D] as they lie."""
     head_dim = shape.head_dim
     sequence_size = shape.query_heads * shape.window * head_dim
-    upper = UPPER if rows.rows <= PARTITIONS - UPPER else 0
-    queries = tile((upper + rows.rows, head_dim), shape.dtype)[upper : upper + rows.rows]
     nisa.dma_copy(
         dst=queries,
         src=query.reshape((shape.batch, sequence_size)).ap(
@@ -34,10 +40,18 @@ def load_queries(shape, rows, query, current, stationary):
             indirect_dim=0,
         ),
     )
+
+
+def transpose_queries(shape, rows, queries, stationary):
+    """Fills `stationary` [128, parts of D, groups, count]: q transposed, each group's rows in that group's copy only.
+
+    The groups of a tile, heads or streams, have keys of their own but share a score tile: group g adds
+    [.. 0, q_g, 0 ..] x keys_g to it.
+    """
     groups = stationary.shape[2]
     own = rows.rows // rows.heads
     stride = rows.count // groups
-    parts = head_parts(head_dim)
+    parts = head_parts(shape.head_dim)
     for part in range(len(parts)):
         first, size = parts[part]
         transposed = psum((size, rows.rows), shape.dtype)
@@ -59,7 +73,29 @@ def repeat(rows, values):
         nisa.tensor_copy(dst=values[own], src=values[0:stride], engine=nisa.engine.gpsimd)
 
 
-def load_window(shape, rows, key, value, current, keep, inverse_scales):
+def new_window(shape, rows):
+    """Room for the window's keys and values."""
+    keys = tile((UPPER + shape.window, rows.heads, shape.head_dim), shape.dtype)[UPPER : UPPER + shape.window]
+    return keys, tile((shape.window, rows.heads, shape.head_dim), shape.dtype)
+
+
+def fetch_window(shape, rows, key, value, current, window):
+    """The window's keys and values [T, heads, D]."""
+    head_dim = shape.head_dim
+    sequence_size = shape.heads * shape.window * head_dim
+    for loaded, source in ((window[0], key), (window[1], value)):
+        nisa.dma_copy(
+            dst=loaded,
+            src=source.reshape((shape.batch, sequence_size)).ap(
+                pattern=[[head_dim, shape.window], [shape.window * head_dim, rows.heads], [1, head_dim]],
+                offset=current.sequence * sequence_size + rows.first_head * shape.window * head_dim,
+                scalar_offset=current.sequence_index,
+                indirect_dim=0,
+            ),
+        )
+
+
+def prepare_window(shape, rows, window, keep, inverse_scales):
     """The window's keys transposed, a tile [part of D, heads, T] for each part of D, and its values [T, heads, D].
 
     Args:
@@ -67,31 +103,18 @@ def load_window(shape, rows, key, value, current, keep, inverse_scales):
             cleared.
         inverse_scales: [T, Hkv] fp32, what values are multiplied by to be in the cache's units, or None.
     """
-    window = shape.window
-    head_dim = shape.head_dim
-    keys = tile((UPPER + window, rows.heads, head_dim), shape.dtype)[UPPER : UPPER + window]
-    values = tile((window, rows.heads, head_dim), shape.dtype)
-    sequence_size = shape.heads * window * head_dim
-    for loaded, source in ((keys, key), (values, value)):
-        nisa.dma_copy(
-            dst=loaded,
-            src=source.reshape((shape.batch, sequence_size)).ap(
-                pattern=[[head_dim, window], [window * head_dim, rows.heads], [1, head_dim]],
-                offset=current.sequence * sequence_size + rows.first_head * window * head_dim,
-                scalar_offset=current.sequence_index,
-                indirect_dim=0,
-            ),
-        )
-    silence(values.expand_dim(2), keep)
+    keys = window[0]
+    values = tile(keys.shape, shape.dtype)
+    silence(shape, values.expand_dim(2), window[1].expand_dim(2), keep)
     if inverse_scales != None:  # noqa: E711
         own_scales = inverse_scales[:, rows.first_head : rows.first_head + rows.heads]
         nisa.tensor_tensor(
-            dst=values, data1=values, data2=own_scales.expand_dim(2).broadcast(2, head_dim), op=nl.multiply
+            dst=values, data1=values, data2=own_scales.expand_dim(2).broadcast(2, shape.head_dim), op=nl.multiply
         )
     transposed = []
-    for first, part in head_parts(head_dim):
-        moving = tile((part, rows.heads, window), shape.dtype)
-        staged = psum((part, rows.heads, window), shape.dtype)
+    for first, part in head_parts(shape.head_dim):
+        moving = tile((part, rows.heads, shape.window), shape.dtype)
+        staged = psum((part, rows.heads, shape.window), shape.dtype)
         for head in range(rows.heads):
             nisa.nc_transpose(
                 dst=staged[:, head, :], data=keys[:, head, first : first + part], engine=nisa.engine.tensor
@@ -101,36 +124,97 @@ def load_window(shape, rows, key, value, current, keep, inverse_scales):
     return transposed, values
 
 
-def load_slots(shape, chunk, rows, cache, current, index, segment, places):
-    """A segment of a cache as it lies: [partitions, heads, run, D]; `places` as find_runs leaves them, or None."""
-    if places != None:  # noqa: E711
-        return load_runs(shape, chunk, rows, cache, places[segment])
+def new_slots(shape, chunk, rows, dtype):
+    """Room for each segment of a pass as it lies in a cache: [partitions, heads, run, D]."""
+    segments = []
+    for _ in range(chunk.segments):
+        if shape.cache_layout == "NPHD":
+            by_token = tile((chunk.partitions, chunk.run, rows.heads, shape.head_dim), dtype)
+            segments.append(by_token.permute((0, 2, 1, 3)))
+        else:
+            segments.append(tile((chunk.partitions, rows.heads, chunk.run, shape.head_dim), dtype))
+    return segments
+
+
+def fetch_slots(shape, chunk, rows, cache, current, index, places, segments):
+    """Fills what new_slots made, or its first heads, from `index` on, or, of a paged cache, from `places`."""
     head_dim = shape.head_dim
     head_size = shape.slots * head_dim
-    first = chunk.first + segment * chunk.partitions * chunk.run
-    loaded = tile((chunk.partitions, rows.heads, chunk.run, head_dim), cache.dtype)
-    nisa.dma_copy(
-        dst=loaded,
-        src=cache.reshape((shape.batch * shape.heads * shape.slots, head_dim)).ap(
-            pattern=[[chunk.run * head_dim, chunk.partitions], [head_size, rows.heads], [1, chunk.run * head_dim]],
-            offset=(current.sequence * shape.heads + rows.first_head) * head_size + first * head_dim,
-            scalar_offset=index,
-            indirect_dim=0,
-        ),
-    )
-    return loaded
-
-
-def load_keys(shape, chunk, rows, key_cache, current, places):
-    """A pass's keys, D on partitions: for each segment, for each part of D, a tile [part, heads, partitions, run]."""
-    if shape.cache_layout == "BHDS":
-        return load_columns(shape, chunk, rows, key_cache, current)
-    keys = []
     for segment in range(chunk.segments):
-        slots_first = load_slots(shape, chunk, rows, key_cache, current, current.key_index, segment, places)
+        if shape.block_size > 0:
+            fetch_runs(shape, chunk, rows, cache, places[:, segment : segment + 1], segments[segment])
+            continue
+        first = chunk.first + segment * chunk.partitions * chunk.run
+        nisa.dma_copy(
+            dst=segments[segment],
+            src=cache.reshape((shape.batch * shape.heads * shape.slots, head_dim)).ap(
+                pattern=[[chunk.run * head_dim, chunk.partitions], [head_size, rows.heads], [1, chunk.run * head_dim]],
+                offset=(current.sequence * shape.heads + rows.first_head) * head_size + first * head_dim,
+                scalar_offset=index,
+                indirect_dim=0,
+            ),
+        )
+
+
+def new_keys(shape, chunk, rows, dtype):
+    """Room for a pass's keys: as new_slots, or, stored transposed, for each part of D a tile [part, heads, streams,
+    slots]."""
+    if shape.cache_layout != "BHDS":
+        return new_slots(shape, chunk, rows, dtype)
+    keys = []
+    for _, part in head_parts(shape.head_dim):
+        keys.append(tile((part, rows.heads, chunk.streams, chunk.slots // chunk.streams), dtype))
+    return keys
+
+
+def fetch_keys(shape, chunk, rows, key_cache, current, places, keys):
+    """Fills what new_keys made, or its first heads; `places` as for fetch_slots."""
+    if shape.cache_layout != "BHDS":
+        fetch_slots(shape, chunk, rows, key_cache, current, current.key_index, places, keys)
+        return
+    # Some columns of each stream at a time.
+    head_size = shape.head_dim * shape.slots
+    stream_slots = chunk.slots // chunk.streams
+    parts = head_parts(shape.head_dim)
+    for i in range(len(parts)):
+        for first in range(0, stream_slots, LONG_COLUMN):
+            columns = min(LONG_COLUMN, stream_slots - first)
+            nisa.dma_copy(
+                dst=keys[i][:, :, :, first : first + columns],
+                src=key_cache.reshape((shape.batch * shape.heads * head_size, 1)).ap(
+                    pattern=[
+                        [shape.slots, parts[i][1]],
+                        [head_size, rows.heads],
+                        [stream_slots, chunk.streams],
+                        [1, columns],
+                    ],
+                    offset=(current.sequence * shape.heads + rows.first_head) * head_size
+                    + parts[i][0] * shape.slots
+                    + chunk.first
+                    + first,
+                    scalar_offset=current.key_index,
+                    indirect_dim=0,
+                ),
+            )
+
+
+def moving_keys(shape, chunk, rows, keys):
+    """A pass's keys, D on partitions: for each segment, for each part of D, a tile [part, heads, partitions, run]."""
+    moving = []
+    if shape.cache_layout == "BHDS":
+        for segment in range(chunk.segments):
+            parts = []
+            for part in keys:
+                size = (part.shape[0], rows.heads, chunk.segments, chunk.partitions, chunk.run)
+                parts.append(part.reshape(size)[:, :, segment, :, :])
+            moving.append(parts)
+        return moving
+    for slots_first in keys:
         if slots_first.dtype != shape.dtype:
             widened = tile(slots_first.shape, shape.dtype)
-            nisa.tensor_copy(dst=widened, src=slots_first, engine=nisa.engine.gpsimd)
+            # GpSimd describes the gathers of a paged cache.
+            engine = nisa.engine.gpsimd if shape.block_size == 0 else nisa.engine.scalar
+            nisa.tensor_copy(dst=widened, src=slots_first, engine=engine)
             slots_first = widened
         parts = []
         for first, part in head_parts(shape.head_dim):
@@ -138,44 +222,8 @@ def load_keys(shape, chunk, rows, key_cache, current, places):
             for head in range(rows.heads):
                 transpose_all(loaded[:, head, :, :], slots_first[:, head, :, first : first + part])
             parts.append(loaded.permute((0, 1, 3, 2)))
-        keys.append(parts)
-    return keys
-
-
-def load_columns(shape, chunk, rows, key_cache, current):
-    """The same from keys stored transposed, some columns of each stream at a time."""
-    head_size = shape.head_dim * shape.slots
-    stream_slots = chunk.slots // chunk.streams
-    loads = []
-    for first_dim, part in head_parts(shape.head_dim):
-        loaded = tile((part, rows.heads, chunk.streams, stream_slots), key_cache.dtype)
-        for first in range(0, stream_slots, LONG_COLUMN):
-            columns = min(LONG_COLUMN, stream_slots - first)
-            nisa.dma_copy(
-                dst=loaded[:, :, :, first : first + columns],
-                src=key_cache.reshape((shape.batch * shape.heads * head_size, 1)).ap(
-                    pattern=[
-                        [shape.slots, part],
-                        [head_size, rows.heads],
-                        [stream_slots, chunk.streams],
-                        [1, columns],
-                    ],
-                    offset=(current.sequence * shape.heads + rows.first_head) * head_size
-                    + first_dim * shape.slots
-                    + chunk.first
-                    + first,
-                    scalar_offset=current.key_index,
-                    indirect_dim=0,
-                ),
-            )
-        loads.append(loaded.reshape((part, rows.heads, chunk.segments, chunk.partitions, chunk.run)))
-    keys = []
-    for segment in range(chunk.segments):
-        parts = []
-        for loaded in loads:
-            parts.append(loaded[:, :, segment, :, :])
-        keys.append(parts)
-    return keys
+        moving.append(parts)
+    return moving
 
 
 def transpose_all(dst, data):
@@ -213,11 +261,21 @@ def bits_of(head_dim, dtype):
     return nl.int32 if size % 4 == 0 else nl.int16 if size % 2 == 0 else nl.int8
 
 
-def silence(values, keep):
-    """Clears those of `values` [partitions, heads, n, D] whose `keep` [partitions, n] is 0: no weight silences a NaN.
-
-    Products of integers are GpSimd's, which has little else to do, and exact there.
-    """
-    bits = values.view(bits_of(values.shape[3], values.dtype))
-    own = keep.expand_dim(1).broadcast(1, bits.shape[1]).expand_dim(3).broadcast(3, bits.shape[3])
-    nisa.tensor_tensor(dst=bits, data1=bits, data2=own, op=nl.multiply)
+def silence(shape, silenced, values, keep):
+    """silenced = `values` [partitions, heads, n, D], or zeros where `keep` [partitions, n] is 0, not 1: no weight
+    silences a NaN."""
+    integer = bits_of(values.shape[3], values.dtype)
+    silenced = silenced.view(integer)
+    bits = values.view(integer)
+    if shape.block_size == 0:
+        # Products of integers are GpSimd's, and exact there.
+        own = keep.expand_dim(1).broadcast(1, bits.shape[1]).expand_dim(3).broadcast(3, bits.shape[3])
+        nisa.tensor_tensor(dst=silenced, data1=bits, data2=own, op=nl.multiply)
+        return
+    # GpSimd describes gathers.
+    mask = tile(keep.shape, integer)
+    nisa.tensor_scalar(dst=mask, data=keep, op0=nl.multiply, operand0=-1.0)
+    for i in range(bits.shape[2]):
+        nisa.tensor_scalar(
+            dst=silenced[:, :, i, :], data=bits[:, :, i, :], op0=nl.bitwise_and, operand0=mask[:, i : i + 1]
+        )

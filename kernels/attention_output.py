@@ -61,13 +61,14 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current, p
         shard: where in these.
         part: of each head's rows, which of `parts` equal ones are written; sums with the first.
     """
-    # On GpSimd, which need not wait for the last products.
+    # On GpSimd, which need not wait for the last products, unless it has gathers to describe.
+    engine = nisa.engine.gpsimd if shape.block_size == 0 else nisa.engine.vector
     size = (rows.rows, 1)
     smallest = tile(size)
     inverse = tile(size)
-    nisa.memset(dst=smallest, value=SMALLEST_SUM)
-    total = over_streams(rows, state.total, nl.add, nisa.engine.gpsimd)[0 : rows.rows]
-    nisa.tensor_tensor(dst=inverse, data1=total, data2=smallest, op=nl.maximum, engine=nisa.engine.gpsimd)
+    nisa.memset(dst=smallest, value=SMALLEST_SUM, engine=engine)
+    total = over_streams(rows, state.total, nl.add, engine)[0 : rows.rows]
+    nisa.tensor_tensor(dst=inverse, data1=total, data2=smallest, op=nl.maximum, engine=engine)
     nisa.reciprocal(dst=inverse, data=inverse)
     if constants.value_scale != None:  # noqa: E711
         nisa.tensor_tensor(dst=inverse, data1=inverse, data2=constants.value_scale[0 : rows.rows], op=nl.multiply)
@@ -101,7 +102,7 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current, p
         op1=nl.multiply,
         operand1=total,
     )
-    nisa.tensor_copy(dst=facts[:, 1:2], src=state.negative_max[0 : rows.rows], engine=nisa.engine.gpsimd)
+    nisa.tensor_copy(dst=facts[:, 1:2], src=state.negative_max[0 : rows.rows], engine=nisa.engine.scalar)
     # Two rows make two descriptors, two columns one for each row.
     staged = psum((2, rows.rows))
     across = tile((2, rows.rows))

@@ -5,9 +5,21 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_blocks import find_runs, runs_of
-from .attention_loads import EVICTION_ENGINES, bits_of, load_keys, load_slots, load_window, silence, slots_to_keep
-from .attention_plan import PARTITIONS, head_parts, plan_blocks, plan_chunk, tile
+from .attention_loads import (
+    EVICTION_ENGINES,
+    bits_of,
+    fetch_keys,
+    fetch_slots,
+    fetch_window,
+    moving_keys,
+    new_keys,
+    new_slots,
+    new_window,
+    prepare_window,
+    silence,
+    slots_to_keep,
+)
+from .attention_plan import PARTITIONS, Chunk, head_parts, plan_chunk, plan_runs, tile
 from .attention_softmax import (
     groups_of,
     row_constants,
@@ -20,7 +32,8 @@ from .attention_softmax import (
 LONGEST = 4096  # slots of a pass on one core: its fixed cost is then small beside its loads
 SBUF_FOR_PASSES = 160 * 1024  # bytes a partition, of 208 KiB
 MOST_STREAMS = 4
-RAGGED = 2048  # slots of a pass that may load some that are not live
+MOST_TOGETHER = 2  # passes of an item of a work list, on one core
+RAGGED = 2048  # slots of a pass, or an item, that may load some that are not live
 
 
 class Operands(NamedTuple):
@@ -46,18 +59,50 @@ def plan_dense(shape, rows, shard, slot_cores):
     """Passes over live slots only, for row tiles like `rows`: at most half as long as a core's share of the cache, so
     that most sequences have one, and such that two fit in SBUF. None where that is short."""
     share = shape.slots // slot_cores
-    if share < 2 * RAGGED or shape.block_size > 0 or shape.ring:
+    if share < 2 * RAGGED or shape.ring:
         return None
     longest = min(longest_pass(shape, rows, 2), share // 2)
+    if shape.block_size > 0:
+        # Of a window's first run, slots may be too old to be seen.
+        return None if shape.sliding_window > 0 else plan_runs(shape, longest, rows.streams)
     return plan_chunk(shape.slots, longest, rows.streams, shard, slot_cores)
 
 
 def plan_ragged(shape, rows, shard, slot_cores):
     """Passes that may load slots that are not live."""
-    longest = longest_pass(shape, rows, 1)
-    if shape.block_size > 0:
-        return plan_blocks(shape, longest, shard, slot_cores)
-    return plan_chunk(shape.slots, min(longest, RAGGED), 1, shard, slot_cores)
+    return plan_chunk(shape.slots, min(longest_pass(shape, rows, 1), RAGGED), 1, shard, slot_cores)
+
+
+class Plan(NamedTuple):
+    """How many sequences are cut into items of a work list: some passes of one sequence, taken by the cores in turn."""
+
+    chunk: Chunk
+    together: int  # passes of an item
+    dense: bool  # no pass loads a slot that is not live, but for the rest of a last run
+
+
+def plan_items(shape, rows, cores):
+    """Plans for sequences of at least a dense pass, if there is one, and for all others; for row tiles like `rows`."""
+    most = MOST_TOGETHER * cores
+    plans = []
+    dense = plan_dense(shape, rows, 0, 1)
+    if dense != None:  # noqa: E711
+        plans.append(Plan(dense, together_of(dense, cores), True))
+    longest = longest_pass(shape, rows, MOST_TOGETHER)
+    if shape.block_size == 0:
+        ragged = plan_chunk(shape.slots, min(longest, RAGGED // most), 1, 0, 1)
+    elif dense == None:  # noqa: E711
+        ragged = plan_runs(shape, min(longest, shape.slots // most), 1)
+    else:
+        # As long as the others, so that they can use the same room.
+        ragged = Chunk(dense.slots, dense.segments, dense.partitions, dense.run, 1, 0, dense.step, dense.most)
+    plans.append(Plan(ragged, together_of(ragged, cores), False))
+    return plans
+
+
+def together_of(chunk, cores):
+    """Passes of an item: while one is worked on, another's loads are under way; each core has as many."""
+    return (min(MOST_TOGETHER * cores, chunk.most) + cores - 1) // cores * cores
 
 
 def longest_pass(shape, rows, count):
@@ -81,7 +126,7 @@ class Constants(NamedTuple):
     slot: object  # [partitions, segments, run] fp32, the number of each slot that a ragged pass loads
     window_row: object  # [T, 1] fp32
     inverse_scales: object  # [T, Hkv] fp32, or None
-    runs: object  # Runs of a paged cache, or None
+    last_run: object  # [128, run] fp32, the number of each slot of a pass's last run; None unless paged
 
 
 def constants_of(shape, ragged, groups, operands):
@@ -120,10 +165,11 @@ def constants_of(shape, ragged, groups, operands):
         inverse_scales = tile((shape.window, shape.heads))
         nisa.dma_copy(dst=inverse_scales, src=operands.value_scale.ap(pattern=[[0, shape.window], [1, shape.heads]]))
         nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
-    runs = None
+    last_run = None
     if shape.block_size > 0:
-        runs = runs_of(shape, ragged, slot)
-    return Constants(rows, slot, window_row, inverse_scales, runs)
+        last_run = tile((PARTITIONS, ragged.run))
+        nisa.iota(dst=last_run, pattern=[[1, ragged.run]], offset=ragged.slots - ragged.run, channel_multiplier=0)
+    return Constants(rows, slot, window_row, inverse_scales, last_run)
 
 
 def own_constants(shape, groups, operands, constants, current):
@@ -136,7 +182,7 @@ def own_constants(shape, groups, operands, constants, current):
         for t in range(len(groups[g])):
             own.append(with_tree(shape, groups[g][t], constants.rows[g][t], operands.trees, current))
         rows.append(own)
-    return Constants(rows, constants.slot, constants.window_row, constants.inverse_scales, constants.runs)
+    return Constants(rows, constants.slot, constants.window_row, constants.inverse_scales, constants.last_run)
 
 
 def has_window(operands):
@@ -144,25 +190,17 @@ def has_window(operands):
     return operands.key != None and operands.shard == 0  # noqa: E711
 
 
-def places_of(shape, chunk, operands, runs, current):
-    """Where the runs of a pass lie in a paged cache; None for others."""
-    if runs == None:  # noqa: E711
-        return None
-    return find_runs(shape, chunk, runs, operands.block_table, operands.value_cache.shape[0], current)
-
-
-def pass_keys(shape, chunk, rows, operands, places, current):
+def pass_keys(shape, chunk, rows, operands, current):
     """Keys of a pass, a list of segments."""
-    return load_keys(shape, chunk, rows, operands.key_cache, current, places)
+    keys = new_keys(shape, chunk, rows, operands.key_cache.dtype)
+    fetch_keys(shape, chunk, rows, operands.key_cache, current, None, keys)
+    return moving_keys(shape, chunk, rows, keys)
 
 
-def pass_values(shape, chunk, rows, operands, places, current):
+def pass_values(shape, chunk, rows, operands, current):
     """Values of a pass, a list of segments."""
-    values = []
-    for segment in range(chunk.segments):
-        values.append(
-            load_slots(shape, chunk, rows, operands.value_cache, current, current.value_index, segment, places)
-        )
+    values = new_slots(shape, chunk, rows, operands.value_cache.dtype)
+    fetch_slots(shape, chunk, rows, operands.value_cache, current, current.value_index, None, values)
     return values
 
 
@@ -170,14 +208,21 @@ def silence_pass(shape, slot, values, current):
     """Clears the values of slots that no row may weigh."""
     keep = slots_to_keep(shape, slot, current, values[0].dtype)
     for segment in range(len(values)):
-        silence(values[segment], keep[:, segment, :])
+        silence(shape, values[segment], values[segment], keep[:, segment, :])
 
 
 def own_window(shape, rows, operands, constants, current):
     """The window's keys and values for a group's heads, rows of padding silenced."""
+    window = new_window(shape, rows)
+    fetch_window(shape, rows, operands.key, operands.value, current, window)
+    return silenced_window(shape, rows, window, constants, current)
+
+
+def silenced_window(shape, rows, window, constants, current):
+    """The same of a window as it lies."""
     keep = tile((shape.window, 1), bits_of(shape.head_dim, shape.dtype))
     nisa.tensor_scalar(dst=keep, data=constants.window_row, op0=nl.less, operand0=current.live_rows[0 : shape.window])
-    return load_window(shape, rows, operands.key, operands.value, current, keep, constants.inverse_scales)
+    return prepare_window(shape, rows, window, keep, constants.inverse_scales)
 
 
 def attend_window(shape, rows, constants, queries, window, current, state):
@@ -194,3 +239,16 @@ def new_stationary(shape, rows):
     if groups_of(rows) > 1:
         nisa.memset(dst=stationary, value=0.0)
     return stationary
+
+
+def silence_last_run(chunk, last_run, keys, current):
+    """Clears the keys of the slots of a pass's last run that no row may see: streams would spread them."""
+    dead = tile(last_run.shape, nl.uint8)
+    nisa.tensor_scalar(dst=dead, data=last_run, op0=nl.greater_equal, operand0=current.end)
+    for part in keys[chunk.segments - 1]:
+        size, heads = part.shape[0:2]
+        nisa.tensor_copy_predicated(
+            dst=part[:, :, chunk.partitions - 1, :],
+            src=0.0,
+            predicate=dead[0:size].expand_dim(1).broadcast(1, heads),
+        )

@@ -127,20 +127,21 @@ def plan_chunk(slots, longest, streams, core, cores):
     )
 
 
-def plan_blocks(shape, longest, core, cores):
-    """Passes over whole blocks of a paged cache: as many as fit in `longest` slots a core."""
-    run = LONGEST_RUN
+def plan_runs(shape, longest, streams):
+    """Passes of at most `longest` slots over the runs of a paged cache, wherever its blocks end."""
+    run = max(1, min(LONGEST_RUN, longest // PARTITIONS))
     while shape.block_size % run > 0:
-        run //= 2
-    blocks = max(1, PARTITIONS * run // shape.block_size)
-    blocks = min(blocks, (shape.table_size + cores - 1) // cores)
-    size = blocks * shape.block_size
-    segments = min(max(1, longest // size), (shape.slots // cores + size - 1) // size)
-    own = max(1, segments) * size
-    step = cores * own
-    # One more where a sliding window begins inside a block.
-    most = (shape.slots + step - 1) // step + 1
-    return Chunk(own, max(1, segments), size // run, run, 1, core * own, step, most)
+        run -= 1
+    partitions = min(PARTITIONS, shape.slots // run)
+    segments = max(1, min(longest, shape.slots) // (partitions * run))
+    while segments < streams:
+        streams //= 2
+    segments = segments // streams * streams
+    own = segments * partitions * run
+    most = (shape.slots + own - 1) // own
+    if shape.sliding_window > 0:
+        most += 1  # it may begin inside a run
+    return Chunk(own, segments, partitions, run, streams, 0, own, most)
 
 
 def head_parts(head_dim):

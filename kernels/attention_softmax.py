@@ -540,7 +540,7 @@ def restart(state, fresh, starts):
     keep = tile((count, 1), nl.int32)
     begins = tile((count, 1), nl.uint8)
     nisa.tensor_scalar(dst=keep, data=starts[0:count], op0=nl.add, operand0=-1.0, engine=nisa.engine.scalar)
-    nisa.tensor_copy(dst=begins, src=starts[0:count], engine=nisa.engine.gpsimd)
+    nisa.tensor_copy(dst=begins, src=starts[0:count], engine=nisa.engine.scalar)
     values = state.values.view(nl.int32)
     nisa.tensor_scalar(dst=values, data=values, op0=nl.bitwise_and, operand0=keep[0 : values.shape[0]])
     nisa.tensor_copy_predicated(

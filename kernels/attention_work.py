@@ -12,20 +12,20 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_lengths import EVERYWHERE, QUADRANT, Lengths, spread, whole_steps
+from .attention_lengths import Lengths, whole_steps
 from .attention_plan import PARTITIONS, tile
 
-# Columns of the table. Slots count from the first one that the pass loads.
-SEQUENCE = 0
-FIRST = 1
-END = 2
-LIVE_ROWS = 3
-STARTS = 4
-POSITION = 5
-VALUE_OFFSET = 6
-KEY_OFFSET = 7
-BLOCK = 8  # entry of the block table for the first slot, among those of all sequences
-COLUMNS = 9
+# An item of the table: three columns of its own, then five of each of its passes; fp32, or int32 bit by bit.
+SEQUENCE = 0  # int32
+LIVE_ROWS = 1
+STARTS = 2
+OWN = 3
+FIRST = 0  # slots count from the first one that the pass loads
+END = 1
+POSITION = 2
+VALUE_INDEX = 3  # int32
+KEY_INDEX = 4  # int32
+COLUMNS = 5
 
 
 class Pass(NamedTuple):
@@ -36,21 +36,22 @@ class Pass(NamedTuple):
 
     sequence: int  # what is known of it while tracing; else 0 and an index
     sequence_index: object  # [1, 1] int32 or None
-    key_index: object  # where it loads: [1, 1] int32 or None for 0; in rows of D, or elements of transposed keys
+    key_index: object  # where it loads: [1, 1] int32 or None for 0; in rows of D, elements of transposed keys, or runs
     value_index: object
     first: object
     end: object
     live_rows: object  # window rows that are no padding; 0 in an empty slot
     starts: object  # 1 for a sequence's first pass, else 0; None if that is known
     position: object  # of window row 0
-    block: object  # entry of the block table for the first slot loaded, among those of all sequences; None unless paged
 
 
 class Work(NamedTuple):
-    """A table [passes, COLUMNS] int32 in HBM, and the register that holds how many of its rows are used."""
+    """Items, some passes over one sequence each: a table [items, columns] in HBM, and registers: 1 if there are any,
+    else 0, and how many come before the last."""
 
     table: object
-    count: object
+    any: object
+    before_last: object
 
 
 class DensePasses(NamedTuple):
@@ -121,16 +122,16 @@ def ragged_ends(lengths, chosen):
     return counters(ends)
 
 
-def count_passes(chunk, lengths):
-    """Passes over each sequence's live slots, in fp32."""
+def count_steps(lengths, step):
+    """How many steps each sequence's live slots take, in fp32."""
     size = lengths.cached.shape
     extent = tile(size)
-    passes = tile(size)
+    steps = tile(size)
     nisa.tensor_tensor(dst=extent, data1=lengths.cached, data2=lengths.base, op=nl.subtract)
-    quotient, covered = whole_steps(extent, chunk.step)
-    nisa.tensor_tensor(dst=passes, data1=extent, data2=covered, op=nl.greater)
-    nisa.tensor_tensor(dst=passes, data1=passes, data2=quotient, op=nl.add)
-    return passes
+    quotient, covered = whole_steps(extent, step)
+    nisa.tensor_tensor(dst=steps, data1=extent, data2=covered, op=nl.greater)
+    nisa.tensor_tensor(dst=steps, data1=steps, data2=quotient, op=nl.add)
+    return steps
 
 
 def long_sequences(chunk, lengths):
@@ -171,15 +172,12 @@ def first_pass(lengths, sequence):
         lengths.live_rows[:, one],
         None,
         lengths.position[:, one],
-        None,
     )
 
 
-def pass_from(shape, lengths, sequence, begin, latest, block):
-    """The pass whose own slots begin with `begin` [128, 1], loaded from min(begin, latest) on.
-
-    `latest` is a number or [128, 1]; `block` [128, 1] counts blocks as `begin` does slots, None unless paged.
-    """
+def pass_from(shape, lengths, sequence, begin, latest):
+    """The pass whose own slots begin with `begin` [128, 1], loaded from min(begin, latest) on; `latest` is a number or
+    [128, 1]."""
     one = slice(sequence, sequence + 1)
     size = (PARTITIONS, 1)
     start = tile(size)
@@ -195,204 +193,242 @@ def pass_from(shape, lengths, sequence, begin, latest, block):
     if shape.sliding_window > 0 or shape.positioned:
         position = tile(size)
         nisa.tensor_tensor(dst=position, data1=lengths.position[:, one], data2=start, op=nl.subtract)
-    index = None
-    entry = None
-    if shape.block_size == 0:
-        index = tile((1, 1), nl.int32)
-        nisa.tensor_copy(dst=index, src=start[0:1], engine=nisa.engine.gpsimd)
-    else:
-        entry = tile(size)
-        nisa.tensor_scalar(dst=entry, data=block, op0=nl.add, operand0=float(sequence * shape.table_size))
-    return Pass(sequence, None, index, index, first, end, lengths.live_rows[:, one], None, position, entry)
+    index = tile((1, 1), nl.int32)
+    nisa.tensor_copy(dst=index, src=start[0:1], engine=nisa.engine.gpsimd)
+    return Pass(sequence, None, index, index, first, end, lengths.live_rows[:, one], None, position)
 
 
 # Many sequences, listed.
 
 
-def list_passes(shape, chunk, laps_, chosen, dense):
+class Numbers(NamedTuple):
+    """Counted before any list is made: GpSimd has no time for it once gathers are under way."""
+
+    sequence: object  # [128, B, laps] fp32, the number of each sequence
+    item: object  # [128, n] fp32: item i is entry i // 128 of partition i % 128
+
+
+def number_all(shape, laps_, plans):
+    """Numbers for lists by any of the plans."""
+    most = 0
+    for plan in plans:
+        most = max(most, columns_of(shape, laps_, plan))
+    sequence = tile((PARTITIONS, shape.batch, laps_))
+    item = tile((PARTITIONS, most))
+    nisa.iota(dst=sequence, pattern=[[1, shape.batch], [0, laps_]], offset=0, channel_multiplier=0)
+    nisa.iota(dst=item, pattern=[[PARTITIONS, most]], offset=0, channel_multiplier=1)
+    return Numbers(sequence, item)
+
+
+def columns_of(shape, laps_, plan):
+    """Items for each partition of a table; there is one more than can be taken, since the next but one is read."""
+    items = (plan.chunk.most + plan.together - 1) // plan.together
+    return (shape.batch * laps_ * items + PARTITIONS) // PARTITIONS
+
+
+def list_passes(shape, plan, laps_, numbers, chosen):
     """The work of the chosen sequences.
 
     Args:
         laps_: Lengths [128, B] of all sequences, on every partition, one or, for a ring, two.
         chosen: [128, B] fp32 flags.
-        dense: whether each chosen sequence has at least a pass of live slots: then none loads others.
     """
-    # A lap of a sequence is an entry of its own, next to the sequence's other one.
-    entries = shape.batch * len(laps_)
-    fields = [tile((PARTITIONS, entries))]
-    nisa.iota(dst=fields[0], pattern=[[1, shape.batch], [0, len(laps_)]], offset=0, channel_multiplier=0)
-    passes = tile((PARTITIONS, entries))
-    begins = tile((PARTITIONS, entries))
-    for which in range(len(laps_[0])):
-        if laps_[0][which] != None:  # noqa: E711
-            fields.append(side_by_side(laps_, which))
+    # A lap of a sequence is an entry of its own, next to the sequence's other one. What is known of them comes first.
+    batch = shape.batch
+    entries = batch * len(laps_)
+    known = len(laps_[0])
+    fields = tile((PARTITIONS, known + 2, batch, len(laps_)))
+    items = tile((PARTITIONS, batch, len(laps_)))
     for lap in range(len(laps_)):
-        own = passes.reshape_dim(1, (shape.batch, len(laps_)))[:, :, lap]
-        counted = count_passes(chunk, laps_[lap])
-        if lap == 0:
-            # At least one, which takes the window.
-            nisa.tensor_scalar(dst=counted, data=counted, op0=nl.maximum, operand0=1.0)
-        nisa.tensor_tensor(dst=own, data1=counted, data2=chosen, op=nl.multiply)
-        nisa.memset(dst=begins.reshape_dim(1, (shape.batch, len(laps_)))[:, :, lap], value=1.0 if lap == 0 else 0.0)
-    fields.append(begins)
+        for which in range(known):
+            nisa.tensor_copy(dst=fields[:, which, :, lap], src=laps_[lap][which])
+        nisa.memset(dst=fields[:, known + 1, :, lap], value=1.0 if lap == 0 else 0.0, engine=nisa.engine.vector)
+        # A sequence has at least one item, which takes the window.
+        counted = count_steps(laps_[lap], plan.together * plan.chunk.step)
+        nisa.scalar_tensor_tensor(
+            dst=items[:, :, lap],
+            data=counted,
+            op0=nl.maximum,
+            operand0=1.0 if lap == 0 else 0.0,
+            op1=nl.multiply,
+            operand1=chosen,
+        )
+    nisa.tensor_copy(dst=fields[:, known, :, :], src=numbers.sequence)
 
-    ends = tile(passes.shape)
-    ones = tile(passes.shape)
-    nisa.memset(dst=ones, value=1.0)
-    nisa.tensor_tensor_scan(dst=ends, data0=ones, data1=passes, initial=0.0, op0=nl.multiply, op1=nl.add)
-    total = counters(ends[:, entries - 1 : entries])[0]
+    ends = tile((PARTITIONS, entries))
+    nothing = tile((PARTITIONS, entries))
+    nisa.memset(dst=nothing, value=0.0, engine=nisa.engine.vector)
+    nisa.tensor_tensor_scan(
+        dst=ends, data0=items.reshape((PARTITIONS, entries)), data1=nothing, initial=0.0, op0=nl.add, op1=nl.add
+    )
+    total = ends[:, entries - 1 : entries]
+    counts = tile((PARTITIONS, 2))
+    nisa.tensor_scalar(dst=counts[:, 0:1], data=total, op0=nl.minimum, operand0=1.0)
+    nisa.tensor_tensor(dst=counts[:, 1:2], data1=total, data2=counts[:, 0:1], op=nl.subtract)
+    any_item, before_last = counters(counts)
 
-    # Item i is entry i // 128 of partition i % 128.
-    columns = (entries * chunk.most + PARTITIONS - 1) // PARTITIONS
-    item = tile((PARTITIONS, columns))
-    nisa.iota(dst=item, pattern=[[PARTITIONS, columns]], offset=0, channel_multiplier=1)
-
-    # An item's entry is the number of entries whose passes end at or before it.
+    # An item's entry is the first whose items do not end at or before it.
+    columns = columns_of(shape, len(laps_), plan)
+    item = numbers.item[:, 0:columns]
     grid = (PARTITIONS, columns, entries)
-    before = tile(grid)
+    before = tile((PARTITIONS, columns, entries + 1))
     scratch = tile(grid)
-    ends = ends.expand_dim(1).broadcast(1, columns)
-    nisa.tensor_tensor(dst=before, data1=ends, data2=item.expand_dim(2).broadcast(2, entries), op=nl.less_equal)
-    nisa.tensor_tensor(dst=scratch, data1=before, data2=ends, op=nl.multiply)
-    entry = tile((PARTITIONS, columns))
+    one_hot = tile(grid)
     index = tile((PARTITIONS, columns))
-    nisa.tensor_reduce(dst=entry, op=nl.add, data=before, axis=2)
+    ends = ends.expand_dim(1).broadcast(1, columns)
+    nisa.memset(dst=before, value=1.0, engine=nisa.engine.vector)
+    nisa.tensor_tensor(
+        dst=before[:, :, 1:], data1=ends, data2=item.expand_dim(2).broadcast(2, entries), op=nl.less_equal
+    )
+    nisa.tensor_tensor(dst=one_hot, data1=before[:, :, 0:entries], data2=before[:, :, 1:], op=nl.subtract)
+    nisa.tensor_tensor(dst=scratch, data1=before[:, :, 1:], data2=ends, op=nl.multiply)
     nisa.tensor_reduce(dst=index, op=nl.maximum, data=scratch, axis=2)
     nisa.tensor_tensor(dst=index, data1=item, data2=index, op=nl.subtract)
 
-    one_hot = tile(grid)
-    nisa.iota(dst=scratch, pattern=[[0, columns], [1, entries]], offset=0, channel_multiplier=0)
-    nisa.tensor_tensor(dst=one_hot, data1=scratch, data2=entry.expand_dim(2).broadcast(2, entries), op=nl.equal)
-    own = []
-    for values in fields:
-        picked = tile((PARTITIONS, columns))
-        nisa.tensor_tensor(dst=scratch, data1=one_hot, data2=values.expand_dim(1).broadcast(1, columns), op=nl.multiply)
-        nisa.tensor_reduce(dst=picked, op=nl.add, data=scratch, axis=2)
-        own.append(picked)
-    lengths = Lengths(own[1], own[2], own[3], own[4], own[5], own[6] if shape.block_size > 0 else None)
-    return Work(write_table(shape, chunk, own[0], index, own[len(own) - 1], lengths, dense), total)
+    size = (PARTITIONS, columns, known + 2, entries)
+    picked = tile(size)
+    own = tile(size[0:3])
+    nisa.tensor_tensor(
+        dst=picked,
+        data1=fields.reshape((PARTITIONS, known + 2, entries)).expand_dim(1).broadcast(1, columns),
+        data2=one_hot.expand_dim(2).broadcast(2, known + 2),
+        op=nl.multiply,
+    )
+    nisa.tensor_reduce(dst=own, op=nl.add, data=picked, axis=3)
+    lengths = Lengths(own[:, :, 0], own[:, :, 1], own[:, :, 2], own[:, :, 3], own[:, :, 4])
+    table = write_table(shape, plan, own[:, :, known], index, own[:, :, known + 1], lengths)
+    return Work(table, any_item, before_last)
 
 
-def side_by_side(laps_, which):
-    """One field of the laps, [128, B * laps], a sequence's laps next to each other."""
-    batch = laps_[0].cached.shape[1]
-    together = tile((PARTITIONS, batch, len(laps_)))
-    for lap in range(len(laps_)):
-        nisa.tensor_copy(dst=together[:, :, lap], src=laps_[lap][which])
-    return together.reshape((PARTITIONS, batch * len(laps_)))
-
-
-def write_table(shape, chunk, sequence, index, begins, lengths, dense):
-    """The table of passes given by fp32 tiles [P, n]: their sequence, their index in it or in its lap, whether that lap
+def write_table(shape, plan, sequence, index, begins, lengths):
+    """The table of items given by fp32 tiles [P, n]: their sequence, their index in it or in its lap, whether that lap
     is the sequence's first, its lengths."""
     partitions, columns = sequence.shape
     size = (partitions, columns)
-    table = tile((partitions, columns, COLUMNS), nl.int32)
-    begin = tile(size)
-    start = tile(size)
-    nisa.scalar_tensor_tensor(
-        dst=begin, data=index, op0=nl.multiply, operand0=float(chunk.step), op1=nl.add, operand1=lengths.base
-    )
-    if dense:
-        # Items past the last one have no sequence and no slots.
-        latest = tile(size)
-        nisa.tensor_scalar(
-            dst=latest,
-            data=lengths.cached,
-            op0=nl.subtract,
-            operand0=float(chunk.step),
-            op1=nl.maximum,
-            operand1=0.0,
-        )
-        nisa.tensor_tensor(dst=start, data1=begin, data2=latest, op=nl.minimum)
-    else:
-        nisa.tensor_scalar(dst=start, data=begin, op0=nl.minimum, operand0=latest_start(shape, chunk))
-
-    first = tile(size)
+    chunk, together, dense = plan
+    table = tile((partitions, columns, OWN + together * COLUMNS))
+    as_int = table.view(nl.int32)
     starts = tile(size)
-    nisa.tensor_tensor(dst=first, data1=begin, data2=lengths.oldest, op=nl.maximum)
-    nisa.tensor_copy(dst=table[:, :, SEQUENCE], src=sequence)
-    nisa.tensor_tensor(dst=table[:, :, FIRST], data1=first, data2=start, op=nl.subtract)
-    nisa.tensor_tensor(dst=table[:, :, END], data1=lengths.cached, data2=start, op=nl.subtract)
+    nisa.tensor_copy(dst=as_int[:, :, SEQUENCE], src=sequence)
     nisa.tensor_copy(dst=table[:, :, LIVE_ROWS], src=lengths.live_rows)
     nisa.tensor_scalar(dst=starts, data=index, op0=nl.equal, operand0=0.0)
     nisa.tensor_tensor(dst=table[:, :, STARTS], data1=starts, data2=begins, op=nl.multiply)
-    nisa.tensor_tensor(dst=table[:, :, POSITION], data1=lengths.position, data2=start, op=nl.subtract)
-
-    if shape.block_size > 0:
-        block = tile(size)
-        per_pass = float(chunk.step // shape.block_size)
-        nisa.scalar_tensor_tensor(
-            dst=block, data=index, op0=nl.multiply, operand0=per_pass, op1=nl.add, operand1=lengths.block
-        )
-        nisa.scalar_tensor_tensor(
-            dst=table[:, :, BLOCK],
-            data=sequence,
-            op0=nl.multiply,
-            operand0=float(shape.table_size),
-            op1=nl.add,
-            operand1=block,
-        )
-        nisa.memset(dst=table[:, :, VALUE_OFFSET : KEY_OFFSET + 1], value=0)
-    else:
-        offset = tile(size, nl.int32)
-        nisa.tensor_copy(dst=offset, src=start)
-        heads_slots = shape.heads * shape.slots
-        write_offset(table[:, :, VALUE_OFFSET], table[:, :, SEQUENCE], heads_slots, offset)
-        key_stride = heads_slots * (shape.head_dim if shape.cache_layout == "BHDS" else 1)
-        write_offset(table[:, :, KEY_OFFSET], table[:, :, SEQUENCE], key_stride, offset)
-        nisa.memset(dst=table[:, :, BLOCK], value=0)
-
-    stored = nl.ndarray((columns * partitions, COLUMNS), dtype=nl.int32, buffer=nl.private_hbm)
-    nisa.dma_copy(
-        dst=stored.ap(pattern=[[COLUMNS, partitions], [partitions * COLUMNS, columns], [1, COLUMNS]]), src=table
+    begin = tile(size)
+    nisa.scalar_tensor_tensor(
+        dst=begin, data=index, op0=nl.multiply, operand0=float(together * chunk.step), op1=nl.add, operand1=lengths.base
     )
+    if dense:
+        # A pass may begin among the slots of the one before, but must not end after the last live one.
+        ends = lengths.cached
+        if shape.block_size > 0:
+            ends = tile(size)
+            nisa.tensor_scalar(dst=ends, data=lengths.cached, op0=nl.add, operand0=float(chunk.run - 1))
+            _, ends = whole_steps(ends, chunk.run)
+    for turn in range(together):
+        own = slice(OWN + turn * COLUMNS, OWN + (turn + 1) * COLUMNS)
+        start = tile(size)
+        if dense:
+            nisa.tensor_scalar(dst=start, data=ends, op0=nl.subtract, operand0=float((together - turn) * chunk.step))
+            nisa.tensor_tensor(dst=start, data1=start, data2=begin, op=nl.minimum)
+            nisa.tensor_tensor(dst=start, data1=start, data2=lengths.base, op=nl.maximum)
+        else:
+            nisa.tensor_scalar(dst=start, data=begin, op0=nl.minimum, operand0=latest_start(shape, chunk))
+        write_pass(shape, chunk, table[:, :, own], as_int[:, :, own], sequence, begin, start, lengths)
+        if turn < together - 1:
+            nisa.scalar_tensor_tensor(
+                dst=begin, data=start, op0=nl.add, operand0=float(chunk.step), op1=nl.maximum, operand1=begin
+            )
+
+    width = OWN + together * COLUMNS
+    stored = nl.ndarray((columns * partitions, width), dtype=nl.float32, buffer=nl.private_hbm)
+    nisa.dma_copy(dst=stored.ap(pattern=[[width, partitions], [partitions * width, columns], [1, width]]), src=table)
     return stored
+
+
+def write_pass(shape, chunk, entry, as_int, sequence, begin, start, lengths):
+    """A pass's columns [P, n, COLUMNS], and these as int32, of [P, n] each: the first slot of its own, and the first
+    that it loads."""
+    size = begin.shape
+    first = tile(size)
+    nisa.tensor_tensor(dst=first, data1=begin, data2=lengths.oldest, op=nl.maximum)
+    nisa.tensor_tensor(dst=entry[:, :, FIRST], data1=first, data2=start, op=nl.subtract)
+    nisa.tensor_tensor(dst=entry[:, :, END], data1=lengths.cached, data2=start, op=nl.subtract)
+    nisa.tensor_tensor(dst=entry[:, :, POSITION], data1=lengths.position, data2=start, op=nl.subtract)
+    if shape.block_size > 0:
+        # Runs are few enough for fp32.
+        run = tile(size)
+        nisa.tensor_scalar(dst=run, data=start, op0=nl.multiply, operand0=1.0 / chunk.run)
+        for column in (VALUE_INDEX, KEY_INDEX):
+            nisa.scalar_tensor_tensor(
+                dst=as_int[:, :, column],
+                data=sequence,
+                op0=nl.multiply,
+                operand0=float(shape.slots // chunk.run),
+                op1=nl.add,
+                operand1=run,
+            )
+        return
+    heads_slots = shape.heads * shape.slots
+    write_offset(as_int[:, :, VALUE_INDEX], sequence, heads_slots, start)
+    key_size = heads_slots * (shape.head_dim if shape.cache_layout == "BHDS" else 1)
+    write_offset(as_int[:, :, KEY_INDEX], sequence, key_size, start)
 
 
 def latest_start(shape, chunk):
     """Where the last pass over a cache must start so as not to read past it; paged loads skip what is not there."""
-    return EVERYWHERE if shape.block_size > 0 else float(shape.slots - chunk.step)
+    return float(shape.slots if shape.block_size > 0 else shape.slots - chunk.step)
 
 
-def write_offset(dst, sequence, stride, offset):
-    """dst = sequence * stride + offset, all int32: exact where fp32 would not be."""
-    strides = tile(dst.shape, nl.int32)
-    nisa.memset(dst=strides, value=stride)
-    nisa.tensor_tensor(dst=strides, data1=strides, data2=sequence, op=nl.multiply)
-    nisa.tensor_tensor(dst=dst, data1=strides, data2=offset, op=nl.add)
+def write_offset(dst, sequence, stride, start):
+    """dst = sequence * stride + start in int32: exact where fp32 would not be."""
+    terms = tile((dst.shape[0], 3, dst.shape[1]), nl.int32)
+    nisa.memset(dst=terms[:, 0], value=stride)
+    nisa.tensor_copy(dst=terms[:, 1], src=sequence)
+    nisa.tensor_copy(dst=terms[:, 2], src=start)
+    nisa.tensor_tensor(dst=terms[:, 0], data1=terms[:, 0], data2=terms[:, 1], op=nl.multiply)
+    nisa.tensor_tensor(dst=dst, data1=terms[:, 0], data2=terms[:, 2], op=nl.add)
 
 
-def listed_pass(work, item):
-    """The pass in row `item`, a register, of the table; and the same for its stores.
+def new_entry(together):
+    """Room for a row of the table, the same on every partition."""
+    return tile((PARTITIONS, OWN + together * COLUMNS))
 
-    Those come late and have an index of their own, so that the next row can be loaded before.
-    """
-    entry = tile((QUADRANT, COLUMNS), nl.int32)
-    values = tile((PARTITIONS, COLUMNS))
-    sequence = tile((1, 1), nl.int32)
-    as_float = tile((QUADRANT, COLUMNS))
-    nisa.memset(dst=entry, value=0)
+
+def fetch_entry(work, item, after, entry):
+    """Fills `entry` with the row of the table `after` rows after `item`, a register."""
+    width = entry.shape[1]
+    # A descriptor a partition costs less than to spread one row on the chip.
     nisa.dma_copy(
-        dst=entry[0:1], src=work.table.ap(pattern=[[COLUMNS, 1], [1, COLUMNS]], scalar_offset=item, indirect_dim=0)
+        dst=entry,
+        src=work.table.ap(
+            pattern=[[0, PARTITIONS], [1, width]], offset=after * width, scalar_offset=item, indirect_dim=0
+        ),
     )
-    nisa.tensor_copy(dst=as_float, src=entry)
-    spread(values, as_float, nisa.engine.gpsimd)
-    nisa.tensor_copy(dst=sequence, src=entry[0:1, SEQUENCE : SEQUENCE + 1], engine=nisa.engine.gpsimd)
+
+
+def listed_passes(entry, shard, cores):
+    """The passes of an entry that are this core's."""
+    as_int = entry.view(nl.int32)
     passes = []
-    for index in (entry[0:1, SEQUENCE : SEQUENCE + 1], sequence):
+    for own in range(OWN + shard * COLUMNS, entry.shape[1], cores * COLUMNS):
         passes.append(
             Pass(
                 sequence=0,
-                sequence_index=index,
-                key_index=entry[0:1, KEY_OFFSET : KEY_OFFSET + 1],
-                value_index=entry[0:1, VALUE_OFFSET : VALUE_OFFSET + 1],
-                first=values[:, FIRST : FIRST + 1],
-                end=values[:, END : END + 1],
-                live_rows=values[:, LIVE_ROWS : LIVE_ROWS + 1],
-                starts=values[:, STARTS : STARTS + 1],
-                position=values[:, POSITION : POSITION + 1],
-                block=values[:, BLOCK : BLOCK + 1],
+                sequence_index=as_int[0:1, SEQUENCE : SEQUENCE + 1],
+                key_index=as_int[0:1, own + KEY_INDEX : own + KEY_INDEX + 1],
+                value_index=as_int[0:1, own + VALUE_INDEX : own + VALUE_INDEX + 1],
+                first=entry[:, own + FIRST : own + FIRST + 1],
+                end=entry[:, own + END : own + END + 1],
+                live_rows=entry[:, LIVE_ROWS : LIVE_ROWS + 1],
+                starts=entry[:, STARTS : STARTS + 1],
+                position=entry[:, own + POSITION : own + POSITION + 1],
             )
         )
-    return passes[0], passes[1]
+    return passes
+
+
+def late_copy(entry):
+    """For DMAs that come late: the entry itself may be overwritten before."""
+    late = tile(entry.shape)
+    nisa.tensor_copy(dst=late, src=entry, engine=nisa.engine.scalar)
+    return late

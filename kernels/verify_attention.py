@@ -100,7 +100,7 @@ def verify_attention(
     row_tiles = 0
     for group in groups:
         row_tiles += len(group)
-    few = batch * row_tiles <= MOST_UNROLLED
+    few = block_table == None and batch * row_tiles <= MOST_UNROLLED  # noqa: E711
 
     # Many sequences leave HBM what each core saw.
     shards = 1 if few else slot_cores

@@ -187,7 +187,7 @@ def cases(draw, **fixed: Any) -> Case:
         "slots": st.sampled_from([17, 127, 128, 129, 513, 700]),
         "dtype": st.sampled_from([FLOAT32, BFLOAT16]),
         "cache_layout": st.sampled_from(["BHSD", "BHDS", "NHPD", "NPHD"]),
-        "block_size": st.sampled_from([16, 48, 128, 256]),
+        "block_size": st.sampled_from([16, 48, 128, 131, 256]),
         "ring": st.sampled_from([False, False, True]),
         "sliding_window": st.sampled_from([None, None, 1, 3, 150]),
         "softcap": st.sampled_from([None, None, 5.0]),

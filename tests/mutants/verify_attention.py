@@ -76,7 +76,7 @@ MUTANTS = [
     Mutant(
         "only the first stream's weights are summed",
         "kernels/attention_output.py",
-        "over_streams(rows, state.total, nl.add, nisa.engine.gpsimd)[0 : rows.rows]",
+        "over_streams(rows, state.total, nl.add, engine)[0 : rows.rows]",
         "state.total[0 : rows.rows]",
         _AGREES,
     ),
@@ -104,8 +104,29 @@ MUTANTS = [
     Mutant(
         "a paged run is looked for at the start of its block",
         "kernels/attention_blocks.py",
-        "nisa.tensor_tensor(dst=row, data1=row, data2=runs.offset, op=nl.add)",
-        "nisa.tensor_copy(dst=row, src=row)",
+        "nisa.tensor_tensor(dst=rows, data1=rows, data2=offset, op=nl.add)",
+        "nisa.tensor_copy(dst=rows, src=rows)",
+        _AGREES,
+    ),
+    Mutant(
+        "keys past the end of a last run spread to other streams",
+        "kernels/attention_passes.py",
+        "dst=dead, data=last_run, op0=nl.greater_equal, operand0=current.end",
+        "dst=dead, data=last_run, op0=nl.greater_equal, operand0=1e9",
+        _AGREES,
+    ),
+    Mutant(
+        "a listed item is taken twice, the next one left out",
+        "kernels/attention_many.py",
+        "fetch_entry(work, item, 2, after)",
+        "fetch_entry(work, item, 1, after)",
+        _AGREES,
+    ),
+    Mutant(
+        "both cores take the same listed passes",
+        "kernels/attention_work.py",
+        "range(OWN + shard * COLUMNS, entry.shape[1], cores * COLUMNS)",
+        "range(OWN, entry.shape[1], cores * COLUMNS)",
         _AGREES,
     ),
     Mutant(

@@ -1,0 +1,108 @@
+"""Room for what an item of a work list needs, and how it gets there while the item before is worked on."""
+
+from typing import NamedTuple
+
+import nki.isa as nisa
+import nki.language as nl
+
+from .attention_blocks import fetch_places, row_elements, skip_dead_runs
+from .attention_loads import (
+    fetch_keys,
+    fetch_queries,
+    fetch_slots,
+    fetch_window,
+    new_keys,
+    new_queries,
+    new_slots,
+    new_window,
+)
+from .attention_passes import has_window
+from .attention_plan import tile
+
+
+class Room(NamedTuple):
+    """Keys and values are those of one group of row tiles after the other."""
+
+    queries: object  # [rows, D] of each row tile of each group
+    windows: object  # (keys, values) of each group; empty where they are not this core's
+    places: object  # of the runs of each pass over a paged cache, [partitions, segments] int32; else None
+    value_places: object  # the same while values are fetched
+    keys: object  # of each pass
+    values: object
+
+
+def new_room(shape, chunk, groups, operands, passes):
+    queries = []
+    windows = []
+    for group in groups:
+        of_group = []
+        for rows in group:
+            of_group.append(new_queries(shape, rows))
+        queries.append(of_group)
+        if has_window(operands):
+            windows.append(new_window(shape, group[0]))
+    keys = []
+    values = []
+    places = ([], [])
+    for _ in range(passes):
+        keys.append(new_keys(shape, chunk, groups[0][0], operands.key_cache.dtype))
+        values.append(new_slots(shape, chunk, groups[0][0], operands.value_cache.dtype))
+        for of_passes in places:
+            of_passes.append(tile((chunk.partitions, chunk.segments), nl.int32) if shape.block_size > 0 else None)
+    return Room(queries, windows, places[0], places[1], keys, values)
+
+
+def clear_room(tiles):
+    """Zeros in a room, or any tiles: a loop that fetches may run no time, a gather that skips a run leaves what was."""
+    if isinstance(tiles, (list, tuple)):
+        for one in tiles:
+            clear_room(one)
+    elif tiles != None:  # noqa: E711
+        nisa.memset(dst=tiles, value=0 if tiles.dtype == nl.int32 else 0.0, engine=nisa.engine.gpsimd)
+
+
+def fetch_rows(shape, groups, operands, room, current):
+    """Queries and windows of all groups."""
+    for g in range(len(groups)):
+        for t in range(len(groups[g])):
+            fetch_queries(shape, groups[g][t], operands.query, current, room.queries[g][t])
+        if has_window(operands):
+            fetch_window(shape, groups[g][0], operands.key, operands.value, current, room.windows[g])
+
+
+def fetch_all_places(chunk, runs, room, passes):
+    """Where the runs of the passes lie; `runs` as list_runs leaves them, None unless paged."""
+    if runs != None:  # noqa: E711
+        for turn in range(len(passes)):
+            fetch_places(chunk, runs, passes[turn], room.places[turn])
+
+
+def skip_all_dead(shape, chunk, slot, operands, room, passes):
+    cache_rows = operands.value_cache.size // row_elements(shape, chunk.run)
+    for turn in range(len(passes)):
+        skip_dead_runs(chunk, slot, cache_rows, passes[turn], room.places[turn])
+
+
+def fetch_all_keys(shape, chunk, rows, operands, room, passes):
+    """Keys of the passes for the heads of row tiles like `rows`."""
+    for turn in range(len(passes)):
+        keys = own_heads(room.keys[turn], rows)
+        fetch_keys(shape, chunk, rows, operands.key_cache, passes[turn], room.places[turn], keys)
+
+
+def fetch_pass_values(shape, chunk, rows, operands, room, current, turn):
+    """Values of the pass `current`, into the room of pass `turn` of an item."""
+    places = room.value_places[turn]
+    if places != None:  # noqa: E711
+        # Those of the next item may then come before these values do.
+        nisa.tensor_copy(dst=places, src=room.places[turn], engine=nisa.engine.scalar)
+    values = own_heads(room.values[turn], rows)
+    fetch_slots(shape, chunk, rows, operands.value_cache, current, current.value_index, places, values)
+
+
+def own_heads(tiles, rows):
+    """The part of a pass's tiles that rows like `rows` need: a last group may have fewer heads than the others."""
+    own = []
+    for one in tiles:
+        own.append(own_heads(one, rows) if isinstance(one, list) else one[:, 0 : rows.heads])
+    return own
