@@ -168,6 +168,8 @@ def acceptance(quick: bool) -> Iterator[Case]:
             inputs = _acceptance_inputs(point, uniforms=True, draft_logits=True, **options)
             # Every row of both models once, and two rows again for the token that is drawn.
             yield Case("rejection_sampling", variant, point, inputs, point["B"] * (2 * point["T"] + 1) * row, data)
+        yield Case("mask_logits", "", point, _mask_inputs(point), point["B"] * point["T"] * (2 * row + point["V"] // 8))
+        yield Case("token_logprobs", "", point, _logprob_inputs(point), point["B"] * point["T"] * row)
         typical = {"posterior_threshold": 0.09, "posterior_alpha": 0.3}
         inputs = _acceptance_inputs(point, uniforms=True, **typical)
         yield Case("typical_acceptance", "", point, inputs, point["B"] * point["T"] * row)
@@ -208,6 +210,26 @@ def _tree_inputs(point: dict[str, int], uniforms: bool = False, draft_logits: bo
         args, laws = _laws(point, make, uniforms, draft_logits, point["T"])
         tree = ((np.arange(point["T"]) - 1) // 2).astype(np.int32)
         return (tree, *args), laws | options
+
+    return inputs
+
+
+def _mask_inputs(point: dict[str, int]):
+    batch, rows, size = point["B"], point["T"], point["V"]
+
+    def inputs(make: Make) -> tuple[tuple, dict]:
+        allowed = np.full((batch, rows, -(-size // 32)), 0x55555555, np.int32)
+        return (make((batch, rows, size), BF16), allowed), {}
+
+    return inputs
+
+
+def _logprob_inputs(point: dict[str, int]):
+    batch, rows, size = point["B"], point["T"], point["V"]
+
+    def inputs(make: Make) -> tuple[tuple, dict]:
+        path = np.tile(np.arange(rows, dtype=np.int32), (batch, 1))
+        return (make((batch, rows, size), BF16), path, path), {"temperature": 0.8}
 
     return inputs
 

@@ -23,8 +23,7 @@ def mask_logits(
         backend, lnc: see the package.
 
     Returns:
-        [B, T, vocab_size] of the logits' dtype, a new array: ids that are not allowed are below all others, with no
-        probability (-inf, or -2^127 from the kernel), whatever they held.
+        [B, T, vocab_size] of the logits' dtype, a new array: -inf for ids that are not allowed, whatever they held.
 
     Raises:
         ValueError: a shape, dtype or value that does not fit.

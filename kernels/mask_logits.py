@@ -4,7 +4,7 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .vocabulary import FILL, NUM_GROUPS
+from .vocabulary import NUM_GROUPS
 
 WORD = 32  # ids a word of the mask covers
 ROWS = 4  # a tile: enough to fill the Vector engine's issue interval, 20 KiB of bits a partition at 152k ids
@@ -12,7 +12,7 @@ ROWS = 4  # a tile: enough to fill the Vector engine's issue interval, 20 KiB of
 
 @nki.jit
 def mask_logits(logits, allowed_mask, vocab_size):
-    """Ids whose bit is not set get FILL, which every acceptance kernel takes for -inf; what they held is not looked at.
+    """Ids whose bit is not set get -inf; what they held is not looked at.
 
     Args:
         logits: [B, T, V] fp32 or bf16.
@@ -48,10 +48,10 @@ def mask_logits(logits, allowed_mask, vocab_size):
                 operand1=1,
             )
         values = nl.ndarray((NUM_GROUPS, count, lane_ids), dtype=logits.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=values, value=FILL)
+        nisa.memset(dst=values, value=0.0)
         move(values, logits, start, count, vocab_size, width, True)
         result = nl.ndarray((NUM_GROUPS, count, lane_ids), dtype=logits.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=result, value=FILL)
+        nisa.memset(dst=result, value=float("-inf"))
         nisa.tensor_copy_predicated(dst=result, src=values, predicate=bits.reshape((NUM_GROUPS, count, lane_ids)))
         move(result, masked, start, count, vocab_size, vocab_size, False)
     return masked

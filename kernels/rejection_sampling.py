@@ -82,107 +82,68 @@ def rejection_sampling(
     outputs = allocate_outputs(batch, rows)
     # Two fp32 masses an id: the target's and the residual's.
     for first, count, repeated in sequence_chunks(batch, rows, 8 * group_size(vocab_size), MASS_BYTES):
-        verify_chunk(
-            outputs,
+        partition_ids = first_ids(vocab_size)
+        row_number = row_numbers(count, rows)
+        tokens = load_tokens(draft_tokens, first, count, rows)
+        lens, good, active, greedy, scale, limits = load_parameters(
+            draft_lens, temperature, top_k, top_p, min_p, first, count, rows, cut, vocab_size
+        )
+        has_draft = proposed(tokens, lens, row_number, vocab_size)
+        facts = row_facts(
+            tokens,
+            has_draft,
             first,
-            count,
-            repeated,
-            draft_tokens,
             target_logits,
             uniforms,
             draft_law,
-            draft_lens,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
             draft_kind,
-            rule,
+            vocab_size,
+            scale,
+            limits,
+            rule == "block",
+            partition_ids,
+        )
+
+        accept = accepted_rows(facts, greedy)
+        accepted = leading_count(accept, row_number)
+        if rule == "block":
+            passing, weights = block_prefix(
+                facts, row_number, first, target_logits, uniforms, draft_law, draft_kind, cut, scale, vocab_size
+            )
+            accepted = select(greedy, accepted, passing)
+        last, has_law, sampled, residual, invalid = last_row(facts, accepted, row_number, greedy, active)
+        if rule == "block" and draft_kind != "one_hot":
+            # The residual is of weight * target: as if the draft's total were larger by the weight.
+            weight = at_row(weights.expand_dim(1), tensor_tensor(row_number, over_rows(accepted, rows), nl.equal))
+            nisa.tensor_tensor(dst=last[:, DRAFT_TOTAL], data1=last[:, DRAFT_TOTAL], data2=weight[:, 0], op=nl.multiply)
+
+        residual_masses, target_masses, lanes = last_masses(
+            first,
+            count,
+            accepted,
+            last,
+            has_law,
+            residual,
+            scale,
+            target_logits,
+            draft_law,
+            draft_kind,
             cut,
             vocab_size,
+            partition_ids,
+        )
+        residual_groups, target_groups = transpose(lanes[:, 0]), transpose(lanes[:, 1])
+        use_residual, use_target = choose_law(residual_groups, residual)
+        laws = [(residual_masses, residual_groups, use_residual), (target_masses, target_groups, use_target)]
+        drawn = transpose(draw(laws, load_uniforms(uniforms, first, count), vocab_size))
+        best = floats((1, count))
+        nisa.tensor_copy(dst=best, src=last[:, BEST])
+        replace_spoiled(
+            best, tensor_tensor(active, has_law, nl.subtract), accepted, first, target_logits, vocab_size, partition_ids
+        )
+        by_law = tensor_tensor(has_law, sampled, nl.multiply)
+        emitted = select(by_law, drawn, best)
+        store_acceptance(
+            outputs, first, repeated, tokens, row_number, accepted, emitted, active, good, invalid, row_number
         )
     return outputs
-
-
-def verify_chunk(
-    outputs,
-    first,
-    count,
-    repeated,
-    draft_tokens,
-    target_logits,
-    uniforms,
-    draft_law,
-    draft_lens,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    draft_kind,
-    rule,
-    cut,
-    vocab_size,
-):
-    _, rows, _ = target_logits.shape
-    partition_ids = first_ids(vocab_size)
-    row_number = row_numbers(count, rows)
-    tokens = load_tokens(draft_tokens, first, count, rows)
-    lens, good, active, greedy, scale, limits = load_parameters(
-        draft_lens, temperature, top_k, top_p, min_p, first, count, rows, cut, vocab_size
-    )
-    has_draft = proposed(tokens, lens, row_number, vocab_size)
-    facts = row_facts(
-        tokens,
-        has_draft,
-        first,
-        target_logits,
-        uniforms,
-        draft_law,
-        draft_kind,
-        vocab_size,
-        scale,
-        limits,
-        rule == "block",
-        partition_ids,
-    )
-
-    accept = accepted_rows(facts, greedy)
-    accepted = leading_count(accept, row_number)
-    if rule == "block":
-        passing, weights = block_prefix(
-            facts, row_number, first, target_logits, uniforms, draft_law, draft_kind, cut, scale, vocab_size
-        )
-        accepted = select(greedy, accepted, passing)
-    last, has_law, sampled, residual, invalid = last_row(facts, accepted, row_number, greedy, active)
-    if rule == "block" and draft_kind != "one_hot":
-        # The residual is of weight * target: as if the draft's total were larger by the weight.
-        weight = at_row(weights.expand_dim(1), tensor_tensor(row_number, over_rows(accepted, rows), nl.equal))
-        nisa.tensor_tensor(dst=last[:, DRAFT_TOTAL], data1=last[:, DRAFT_TOTAL], data2=weight[:, 0], op=nl.multiply)
-
-    residual_masses, target_masses, lanes = last_masses(
-        first,
-        count,
-        accepted,
-        last,
-        has_law,
-        residual,
-        scale,
-        target_logits,
-        draft_law,
-        draft_kind,
-        cut,
-        vocab_size,
-        partition_ids,
-    )
-    residual_groups, target_groups = transpose(lanes[:, 0]), transpose(lanes[:, 1])
-    use_residual, use_target = choose_law(residual_groups, residual)
-    laws = [(residual_masses, residual_groups, use_residual), (target_masses, target_groups, use_target)]
-    drawn = transpose(draw(laws, load_uniforms(uniforms, first, count), vocab_size))
-    best = floats((1, count))
-    nisa.tensor_copy(dst=best, src=last[:, BEST])
-    replace_spoiled(
-        best, tensor_tensor(active, has_law, nl.subtract), accepted, first, target_logits, vocab_size, partition_ids
-    )
-    by_law = tensor_tensor(has_law, sampled, nl.multiply)
-    emitted = select(by_law, drawn, best)
-    store_acceptance(outputs, first, repeated, tokens, row_number, accepted, emitted, active, good, invalid, row_number)

@@ -8,7 +8,7 @@ from .chain import over_rows, select, sequence_chunks, to_rows
 from .node_facts import TARGET_OK, TARGET_PEAK, TARGET_THRESHOLD, TARGET_TOTAL, fetch_rows, node_columns
 from .row_facts import load_parameters
 from .statistics import entry_at
-from .vocabulary import FILL, first_ids, floats, tensor_scalar, tensor_tensor, transpose
+from .vocabulary import first_ids, floats, tensor_scalar, tensor_tensor, transpose
 
 
 @nki.jit
@@ -103,7 +103,5 @@ def logarithm(entry, facts, scale, rows):
     nisa.activation(dst=total, op=nl.log, data=total)
     nisa.tensor_tensor(dst=result, data1=result, data2=total, op=nl.subtract)
     kept = tensor_tensor(entry, facts[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], nl.greater_equal)
-    allowed = tensor_scalar(entry, nl.greater, FILL)
-    nisa.tensor_tensor(dst=kept, data1=kept, data2=allowed, op=nl.multiply)
     result = select(kept, result, float("-inf"))
     return select(has_law, result, float("nan"))

@@ -244,13 +244,11 @@ MUTANTS = [
         ("tests/test_token_logprobs.py",),
     ),
     Mutant(
-        "a masked token has the probability of its filler (kernel)",
-        "kernels/token_logprobs.py",
-        "allowed = tensor_scalar(entry, nl.greater, FILL)",
-        "allowed = tensor_scalar(entry, nl.greater_equal, FILL)",
-        (
-            "tests/test_token_logprobs.py::test_a_masked_token_has_no_probability_and_a_nan_behind_the_mask_spoils_the_raw_value_only",
-        ),
+        "a masked token is as likely as an unlikely one (kernel)",
+        "kernels/mask_logits.py",
+        'value=float("-inf")',
+        "value=-30.0",
+        ("tests/test_mask_logits.py", "tests/test_token_logprobs.py"),
     ),
     Mutant(
         "raw log-probabilities are masked (kernel)",
