@@ -306,6 +306,7 @@ def cache_scale(argument: str, scale: Any, layers: int, heads: int, fp8: bool) -
 
 MAX_ROWS = 128  # a row's facts share one partition each
 MAX_VOCAB = 1 << 22  # ids are exact in fp32, and the masses of one row fit on the chip
+MAX_PLACES = 50_000  # of a partition, where the draft ids of its target ids are
 DRAFT_KINDS = ("one_hot", "logits", "probs")
 CHAIN_RULES = ("token", "block")
 
@@ -411,6 +412,15 @@ def target_to_draft_ids(target_to_draft: Any, vocab_size: int | str) -> None:
     entries, width = target_to_draft.shape
     expect(entries >= 1, "target_to_draft", "no rows", "one row at least")
     expect(1 <= width <= MAX_VOCAB, "target_to_draft", f"{width} target ids", f"1 to {MAX_VOCAB}")
+
+
+def shared_target_ids(target_to_draft: Any) -> None:
+    """Checks that the kernel has room for the places of all draft ids beside a law."""
+    entries, width = target_to_draft.shape
+    most = MAX_PLACES // -(-width // 128) - 4
+    expect(
+        entries <= most, "target_to_draft", f"{entries} draft ids of one target id", f"at most {most} of {width} ids"
+    )
 
 
 def project_draft_law(

@@ -23,7 +23,7 @@ def invert_draft_to_target(draft_to_target: Any, vocab_size: int) -> Any:
 
     Returns:
         [M, vocab_size] int32 of the same kind and on the same device: row m the m-th draft id of each target id, or -1;
-        M is the most draft ids that one target id has.
+        M is the most draft ids that one target id has; the kernel takes 38 of them for 152k target ids, 20 for 262k.
 
     Raises:
         ValueError: ids outside the target's vocabulary.
@@ -78,6 +78,7 @@ def project_draft_law(
             top_p=top_p,
             min_p=min_p,
         ).astype("float32")
+    checks.shared_target_ids(target_to_draft)
     law, draft_kind = draft_law(draft_logits, draft_probs)
     return launch(
         "project_draft_law",

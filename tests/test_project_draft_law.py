@@ -269,6 +269,18 @@ def test_a_bad_map_is_refused_by_name(argument, value):
         )
 
 
+def test_more_draft_ids_of_one_target_id_than_the_kernel_has_room_for_are_refused():
+    probs = np.full((1, 1, 2), 0.5, np.float32)
+    widest = np.full((38, 151_936), -1, np.int32)
+    widest[-1, -1] = 1
+    law = draft_verify.project_draft_law(widest, draft_probs=probs, backend="emulator")
+    assert law[0, 0, -1] == 0.5 and law.sum() == 0.5
+    table = np.full((39, 151_936), -1, np.int32)
+    with pytest.raises(ValueError, match="target_to_draft: got 39 draft ids"):
+        draft_verify.project_draft_law(table, draft_probs=probs, backend="emulator")
+    assert draft_verify.project_draft_law(table, draft_probs=probs).sum() == 0
+
+
 def test_one_map_and_one_law_are_wanted():
     arguments = (np.zeros((1, 1), np.int32), np.zeros((1, 2, 4), np.float32), np.full((1, 3), 0.5, np.float32))
     probs, targets = np.full((1, 1, 2), 0.5, np.float32), np.zeros(2, np.int32)
