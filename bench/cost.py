@@ -1,7 +1,8 @@
 """What each kernel costs on trn2, what bounds it, and how far it is from what HBM allows. Modelled, never measured.
 
 bound: the busiest engine or HBM by documented rates. makespan: the schedule with fixed overheads. limit: the bytes that
-must move / HBM bandwidth. Times in microseconds, per launch; with two cores those of the busier one.
+must move / HBM bandwidth. layout: what the DMA engines take for them where the layouts cut them into short pieces.
+Times in microseconds, per launch; with two cores those of the busier one.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from draft_verify.reference.emulator import Program, Refusal
 from draft_verify.reference.emulator.cost import Cost, cost, lines
-from draft_verify.reference.emulator.machine import ENGINES
+from draft_verify.reference.emulator.machine import ENGINES, trn2
 from draft_verify.reference.emulator.schedule import Schedule, schedule
 
 from . import peer
@@ -43,6 +44,7 @@ class Row:
     makespan_us: float = 0.0
     limit_us: float = 0.0
     bound_over_limit: float = 0.0
+    layout_us: float = 0.0  # 0 where the layouts cut nothing into short pieces
     tensor_us: float = 0.0
     vector_us: float = 0.0
     scalar_us: float = 0.0
@@ -66,7 +68,14 @@ def measure(case: Case, lnc: int) -> tuple[Row, list[Schedule]]:
     if not programs:
         row.refused = "launches no kernel"
         return row, []
+    row.layout_us = layout_limit(case, lnc) * 1e6
     return row, _fill(row, programs, case.must_move)
+
+
+def layout_limit(case: Case, lnc: int) -> float:
+    """Seconds that the DMA engines of all cores take for the pieces that the layouts cut a case's bytes into."""
+    seconds = (size * count / (trn2.dma_bandwidth * trn2.efficiency(size)) for size, count in case.pieces)
+    return sum(seconds) / lnc
 
 
 def measure_peer(checkout: str, case: Case, lnc: int) -> tuple[Row, list[Schedule]]:
@@ -110,7 +119,7 @@ def _busier(priced: Cost, figure) -> float:
 def table(rows: list[Row]) -> str:
     """Rows as text; a star marks bounds that rest on unverified numbers, names them below."""
     header = ["operation", "variant", "shape", "lnc", "instr", "bound us", "by", "makespan", "limit"]
-    header += ["bound/limit", "bound/peer"]
+    header += ["bound/limit", "layout", "bound/peer"]
     header += [*ENGINES, "dma", "hbm"]
     lines = []
     for row in rows:
@@ -122,7 +131,8 @@ def table(rows: list[Row]) -> str:
         times = [f"{getattr(row, f'{name}_us'):.2f}" for name in (*ENGINES, "dma", "hbm")]
         lines.append(
             [*start, row.instructions, f"{row.bound_us:.2f}{star}", row.bound_by, f"{row.makespan_us:.2f}",
-             f"{row.limit_us:.2f}", f"{row.bound_over_limit:.2f}", _or_dash(row.bound_over_peer), *times]
+             f"{row.limit_us:.2f}", f"{row.bound_over_limit:.2f}", _or_dash(row.layout_us),
+             _or_dash(row.bound_over_peer), *times]
         )  # fmt: skip
     notes = [f"- {row.operation} {row.variant} {row.shape} lnc {row.lnc}: {row.refused}" for row in rows if row.refused]
     unverified = sorted({name for row in rows for name in row.unverified.split("; ") if name})
@@ -132,8 +142,8 @@ def table(rows: list[Row]) -> str:
     return "\n".join(["Modelled times in microseconds, not measured.", "", str(Table(header, lines)), "", *notes])
 
 
-def _or_dash(ratio: float) -> str:
-    return f"{ratio:.2f}" if ratio else "-"
+def _or_dash(figure: float) -> str:
+    return f"{figure:.2f}" if figure else "-"
 
 
 def csv_text(rows: list[Row]) -> str:

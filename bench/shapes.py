@@ -46,8 +46,9 @@ class Case:
     """One call of one operation.
 
     shape: what to print about it. inputs(make): positional and keyword arguments, whose data arrays come from
-    make(shape, dtype). must_move: bytes that any implementation reads from or writes to HBM. data: what tracing takes
-    for `make`, where trip counts depend on it.
+    make(shape, dtype). must_move: bytes that any implementation reads from or writes to HBM. pieces: (bytes, how many)
+    of the contiguous pieces that the layouts cut these into, where they are short: no descriptor is longer. data: what
+    tracing takes for `make`, where trip counts depend on it.
     """
 
     operation: str
@@ -55,6 +56,7 @@ class Case:
     shape: dict[str, int]
     inputs: Callable[[Make], tuple[tuple, dict]] = field(repr=False)
     must_move: int
+    pieces: tuple[tuple[int, int], ...] = ()
     data: Make = field(default=zeros, repr=False)
 
     @property
@@ -308,8 +310,14 @@ def _commit(point: dict[str, int], layout: str) -> Case:
         lengths = np.full(batch, ROLLBACK_SLOTS // 2 + 5, np.int32)
         return (*entries, lengths, np.full(batch, accepted, np.int32)), options
 
-    row = ROLLBACK_HEADS * size * 2
-    return Case("commit_window", layout, point, inputs, layers * 2 * 2 * batch * (accepted + 1) * row)
+    run = (accepted + 1) * size * 2  # of a head
+    runs = layers * batch * ROLLBACK_HEADS
+    keys = values = (run, runs)
+    if layout == "NPHD":
+        keys = values = (run * ROLLBACK_HEADS, runs // ROLLBACK_HEADS)
+    elif layout == "BHDS":
+        keys = (run // size, runs * size)
+    return Case("commit_window", layout, point, inputs, 4 * runs * run, ((run, 2 * runs), keys, values))
 
 
 def _compact(point: dict[str, int]) -> Case:
@@ -323,15 +331,17 @@ def _compact(point: dict[str, int]) -> Case:
         lengths = np.full(batch, ROLLBACK_SLOTS // 2 + 5, np.int32)
         return (make(keys, BF16), make(values, BF16), lengths, path, np.full(batch, accepted, np.int32)), options
 
-    return Case("compact_window", "BHSD", point, inputs, 2 * 2 * batch * accepted * ROLLBACK_HEADS * size * 2)
+    row, heads = size * 2, 2 * batch * ROLLBACK_HEADS
+    pieces = ((row, heads * accepted), (row * accepted, heads))
+    return Case("compact_window", "BHSD", point, inputs, 2 * heads * accepted * row, pieces)
 
 
 def _ring(point: dict[str, int]) -> Iterator[Case]:
     """A window of rows saved, and the rejected half of them restored."""
     batch, rows, size = point["B"], point["T"], point["D"]
     accepted = (rows - 1) // 2
-    row = 2 * 2 * batch * ROLLBACK_HEADS * size * 2  # read and written, keys and values
-    lengths = np.full(batch, 2 * ROLLBACK_SLOTS - rows // 2, np.int32)
+    row, heads = size * 2, 2 * batch * ROLLBACK_HEADS
+    lengths = np.full(batch, 2 * ROLLBACK_SLOTS - rows // 2, np.int32)  # half the window is past the ring's end
 
     def rings(make: Make) -> tuple:
         keys, values, _ = _cache_shapes("BHSD", batch, size)
@@ -341,13 +351,22 @@ def _ring(point: dict[str, int]) -> Iterator[Case]:
         window = (batch, ROLLBACK_HEADS, rows, size)
         return make(window, BF16), make(window, BF16)
 
-    yield Case("save_ring", "BHSD", point, lambda make: ((*rings(make), lengths, rows), {}), rows * row)
+    half = rows // 2 * row
+    yield Case(
+        "save_ring",
+        "BHSD",
+        point,
+        lambda make: ((*rings(make), lengths, rows), {}),
+        2 * heads * rows * row,
+        ((half, 2 * heads), (rows * row, heads)),
+    )
     yield Case(
         "restore_ring",
         "BHSD",
         point,
         lambda make: ((*rings(make), *saved(make), lengths, np.full(batch, accepted, np.int32)), {}),
-        (rows - accepted - 1) * row,
+        2 * heads * half,
+        ((half, 2 * heads),),
     )
 
 

@@ -3,8 +3,8 @@
 Sequences are on partitions: one pass over [B, T] tiles serves every head and layer. Indices are int32 and computed by
 `tensor_tensor` on GpSimd, exact to 2^31; only values below 2^24 (lengths, rows, blocks) pass through fp32.
 
-A row is what one descriptor of an indirect DMA moves: one head's key or value of one token, or a token's whole line
-where all heads are contiguous ("NPHD"). `groups` is how many rows a token has: Hkv, or 1 for "NPHD".
+A row is one head's key or value of one token. An indirect DMA takes an index a partition, and moves from there some
+rows of some heads: `groups` is how many partitions share the heads of a token.
 """
 
 import nki.isa as nisa
@@ -54,6 +54,13 @@ def in_order(keys, values):
     tensors.extend(layers_of(keys))
     tensors.extend(layers_of(values))
     return tuple(tensors)
+
+
+def element_bytes(dtype):
+    """Bytes of an element of a dtype that caches have."""
+    if dtype == nl.float32:
+        return 4
+    return 1 if dtype == nl.float8_e4m3 else 2
 
 
 def constant(shape, value):
@@ -134,6 +141,13 @@ def kept_rows(num_accepted, outside):
     return kept
 
 
+def as_flags(kept):
+    """[B, T] fp32 flags as uint8, which predicates take."""
+    flags = nl.ndarray(kept.shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=flags, src=kept)
+    return flags
+
+
 def flag_path(flags, path):
     """Adds to `flags` [B, T] where `path` [B, T] does not start at 0, does not rise, or leaves the window."""
     batch, window = path.shape
@@ -196,9 +210,14 @@ def locate(position, cache, cache_layout, block_table, ring):
     flag(outside, block, nl.less, 0.0)
     flag(outside, block, nl.greater_equal, float(cache.shape[0]))
 
-    rows_per_block = cache.size // cache.shape[0] // row_size(cache, cache_layout)
+    # Blocks of P tokens, each token a row ("NHPD", whose heads lie P rows apart) or all its heads' rows ("NPHD").
+    token_rows = cache.shape[2] if cache_layout == "NPHD" else 1
     index = nl.ndarray(position.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=index, data1=block, data2=constant(position.shape, rows_per_block), op=nl.multiply)
+    nisa.tensor_tensor(
+        dst=index, data1=block, data2=constant(position.shape, cache.shape[1] * cache.shape[2]), op=nl.multiply
+    )
+    if token_rows > 1:
+        nisa.tensor_tensor(dst=offset, data1=offset, data2=constant(position.shape, token_rows), op=nl.multiply)
     nisa.tensor_tensor(dst=index, data1=index, data2=offset, op=nl.add)
     return index, outside
 
@@ -250,102 +269,92 @@ def block_of(position, block_table, block_size, touched):
     return block, offset
 
 
-def row_groups(heads, cache_layout):
-    """Rows of a token: one a head, or one for all where they are contiguous."""
-    return 1 if cache_layout == "NPHD" else heads
+def num_heads(cache, cache_layout):
+    """Hkv."""
+    return cache.shape[2] if cache_layout == "NPHD" else cache.shape[1]
 
 
-def row_size(cache, cache_layout):
-    """Elements from one row to the next.
+def head_size(cache, cache_layout):
+    """D."""
+    return cache.shape[2] if cache_layout == "BHDS" else cache.shape[3]
 
-    A transposed key is a column: its elements lie S apart, so "rows" start one element apart and a descriptor moves one
-    element, or one for each row of a run. Whole [D, T] windows would take as many descriptors, but twice, to read the
-    columns of rejected rows and to write them back, and would not fit at the end of the cache.
+
+def cache_rows(cache, cache_layout, parts):
+    """A cache as [rows, row size], each row cut into `parts`.
+
+    A transposed key is a column, so there "rows" are one element apart, whatever the parts.
     """
+    size = 1 if cache_layout == "BHDS" else cache.shape[3] // parts
+    return cache.reshape((cache.size // size, size))
+
+
+def run_pieces(cache, cache_layout, heads, rows, parts):
+    """`rows` neighbouring rows as they are stored: (stride, count, elements) of contiguous pieces.
+
+    Of `heads` heads, or of one of `parts` parts of one. The elements of a transposed key lie S apart, whatever moves
+    them. Whole [D, T] windows would take as many descriptors, but twice, to read the columns of rejected rows and to
+    write them back, and would not fit at the end of the cache.
+    """
+    head_dim = head_size(cache, cache_layout)
     if cache_layout == "BHDS":
-        return 1
+        return cache.shape[3], heads * head_dim // parts, rows
     if cache_layout == "NPHD":
-        return cache.shape[2] * cache.shape[3]
-    return cache.shape[3]
+        return cache.shape[2] * head_dim, rows, heads * head_dim
+    if parts > 1:
+        return head_dim, rows, head_dim // parts
+    return cache.shape[2] * head_dim, heads, rows * head_dim
 
 
-def cache_rows(cache, cache_layout, head_dim):
-    """A cache as (view [rows, row size], elements from head to head and from element to element inside a row)."""
-    size = row_size(cache, cache_layout)
-    return cache.reshape((cache.size // size, size)), head_dim, cache.shape[3] if cache_layout == "BHDS" else 1
+def cache_row_indices(result, index, exists, cache, cache_layout, parts):
+    """`row_indices` of the rows of a cache that `locate` found, for the first head of each group."""
+    heads = num_heads(cache, cache_layout)
+    head_rows = 1 if cache_layout == "NPHD" else cache.shape[2] * parts
+    if cache_layout == "BHDS":
+        head_rows = cache.shape[2] * cache.shape[3]
+    group_stride = heads // result.shape[1] * head_rows
+    paged = cache_layout == "NHPD" or cache_layout == "NPHD"
+    num_rows = cache_rows(cache, cache_layout, parts).shape[0]
+    row_indices(result, index, exists, group_stride, 0 if paged else heads * head_rows, num_rows)
 
 
-def cache_columns(cache):
-    """Transposed keys in the same terms, seen along the slots: [rows, 1], S from element to element, 1 along a run."""
-    return cache.reshape((cache.size, 1)), cache.shape[3], 1
-
-
-def window_rows(window):
-    """A window [B, Hkv, T, D] in the same terms."""
-    batch, heads, rows, head_dim = window.shape
-    return window.reshape((batch * heads * rows, head_dim)), rows * head_dim, 1
-
-
-def window_row_indices(row, move, heads, groups, window):
-    """`row_indices` of rows [B, T] of a window [B, Hkv, window, D]."""
-    batch = row.shape[0]
-    return row_indices(row, move, groups, window, heads * window, batch * heads * window)
-
-
-def cache_row_indices(index, move, cache, cache_layout, heads):
-    """`row_indices` of the cache rows that `locate` found."""
-    rows = cache.size // row_size(cache, cache_layout)
-    groups = row_groups(heads, cache_layout)
-    if cache_layout == "NHPD":
-        return row_indices(index, move, groups, cache.shape[2], 0, rows)
-    if cache_layout == "NPHD":
-        return row_indices(index, move, groups, 0, 0, rows)
-    sequence_stride = rows // cache.shape[0]
-    return row_indices(index, move, groups, sequence_stride // heads, sequence_stride, rows)
-
-
-def row_indices(index, move, groups, group_stride, sequence_stride, num_rows):
-    """[B, groups, T] int32: each row to move; `num_rows`, one past the last row, where it is not to move.
+def row_indices(result, index, exists, group_stride, sequence_stride, num_rows):
+    """result [B, groups, C] int32 = each row to move; `num_rows`, one past the last row, where there is none.
 
     An index out of range makes an indirect DMA with oob_mode.skip leave that row alone.
 
     Args:
-        index: [B, T] int32, a token's first row, without the share of its sequence.
-        move: [B, T] fp32 flags.
-        group_stride, sequence_stride: rows from one head to the next, from one sequence to the next.
+        index: [B, C] int32, a token's first row, without the share of its sequence.
+        exists: [B, C] uint8 flags.
+        group_stride, sequence_stride: rows from one group to the next, from one sequence to the next.
         num_rows: rows of the tensor being indexed.
     """
-    batch, window = index.shape
-    row = nl.ndarray((batch, groups, window), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.iota(dst=row, pattern=[[group_stride, groups], [0, window]], offset=0, channel_multiplier=sequence_stride)
-    nisa.tensor_tensor(dst=row, data1=row, data2=index.expand_dim(1).broadcast(1, groups), op=nl.add)
-
-    moves = nl.ndarray((batch, groups, window), dtype=nl.uint8, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=moves, src=move.expand_dim(1).broadcast(1, groups))
-    result = constant((batch, groups, window), num_rows)
-    nisa.tensor_copy_predicated(dst=result, src=row, predicate=moves)
-    return result
+    shape = result.shape
+    row = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.iota(dst=row, pattern=[[group_stride, shape[1]], [0, shape[2]]], offset=0, channel_multiplier=sequence_stride)
+    nisa.tensor_tensor(dst=row, data1=row, data2=index.expand_dim(1).broadcast(1, shape[1]), op=nl.add)
+    nisa.memset(dst=result, value=num_rows)
+    nisa.tensor_copy_predicated(dst=result, src=row, predicate=exists.expand_dim(1).broadcast(1, shape[1]))
 
 
-def row_tiles(batch, groups, window):
-    """Cuts the rows [B, groups, T] into tiles of at most 128: a list of (sequence, count, group, count)."""
+def row_tiles(batch, groups, columns):
+    """Cuts [B, groups, C] into tiles of at most 128 partitions: a list of (sequence, count, group, count)."""
     tiles = []
-    if groups * window <= nl.tile_size.pmax:
-        step = nl.tile_size.pmax // (groups * window)
+    if groups * columns <= nl.tile_size.pmax:
+        step = nl.tile_size.pmax // (groups * columns)
         for sequence in range(0, batch, step):
             tiles.append((sequence, min(step, batch - sequence), 0, groups))
     else:
-        step = nl.tile_size.pmax // window
+        step = nl.tile_size.pmax // columns
         for sequence in range(batch):
             for group in range(0, groups, step):
                 tiles.append((sequence, 1, group, min(step, groups - group)))
     return tiles
 
 
-def on_partitions(index, tile, columns=1):
-    """One tile of `index` [B, groups, Q] as [rows, columns], rows on partitions: what indirect DMAs take."""
+def on_partitions(index, tile):
+    """One tile of `index` [B, groups, C, K] as [rows, K], rows on partitions: what indirect DMAs take by column."""
     sequence, sequences, group, groups = tile
-    rows = sequences * groups * index.shape[2] // columns
-    indices = nl.ndarray((rows, columns), dtype=nl.int32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=indices, src=index[sequence : sequence + sequences, group : group + groups, :])
+    _, _, columns, kinds = index.shape
+    indices = nl.ndarray((sequences * groups * columns, kinds), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=indices, src=index[sequence : sequence + sequences, group : group + groups])
     return indices

@@ -5,6 +5,7 @@ import nki.typing as nt
 
 from .cache_rows import (
     add_lengths,
+    as_flags,
     constant,
     flag_path,
     in_order,
@@ -17,7 +18,7 @@ from .cache_rows import (
     num_slots,
     row_numbers,
 )
-from .row_moves import move_window_rows
+from .row_moves import move_runs
 from .window_runs import run_unit, runs_of, runs_pay, slots_of
 
 
@@ -78,7 +79,7 @@ def commit(moves, lengths, cache_layout, chain, ring):
         return
     window, cache, _, _ = moves[0]
     seq_lens, num_accepted, path, block_table = lengths
-    batch, heads, rows, head_dim = window.shape
+    batch, _, rows, _ = window.shape
     slots = num_slots(cache, cache_layout, block_table)
 
     seq_len = load_lengths(seq_lens)
@@ -88,12 +89,15 @@ def commit(moves, lengths, cache_layout, chain, ring):
     if not chain:
         row = load_path(path)
         flag_path(outside, row)
-    move = kept_rows(accepted, outside)
+    kept = kept_rows(accepted, outside)
     if ring:
-        move = last_rows(move, accepted, slots)
-    sizes = [1]
-    if chain and runs_pay(batch, heads, head_dim, rows, slots, cache_layout, ring):
-        unit = run_unit(cache, cache_layout, slots, ring)
-        row, move, sizes = runs_of(move, constant((batch, 1), 0), seq_len, min(rows, slots), unit)
-        slot = slots_of(row, slot)
-    move_window_rows(moves, row, slot, move, sizes, cache_layout)
+        kept = last_rows(kept, accepted, slots)
+    most = min(rows, slots)
+    unit = run_unit(cache, cache_layout, block_table, ring)
+    exists = as_flags(kept)
+    runs = [(1, row, exists, slot, exists)]
+    if chain and runs_pay(moves, window, cache_layout, most, unit) and not (ring and rows > slots):
+        runs = []
+        for size, first, exists in runs_of(kept, constant((batch, 1), 0), seq_len, most, unit, window, cache_layout):
+            runs.append((size, first, exists, slots_of(first, slot), exists))
+    move_runs(moves, "BHSD", cache_layout, runs)

@@ -7,22 +7,17 @@ import nki.typing as nt
 
 from .cache_rows import (
     add_lengths,
-    cache_row_indices,
-    cache_rows,
+    as_flags,
     flag_path,
     in_order,
     kept_rows,
-    layers_of,
     load_lengths,
     load_path,
     locate,
     my_moves,
-    on_partitions,
-    row_groups,
     row_numbers,
-    row_tiles,
 )
-from .row_moves import gather, scatter, staging
+from .row_moves import move_runs
 
 
 @nki.jit
@@ -56,29 +51,25 @@ def compact_window(
     Returns:
         key_caches then value_caches, as one flat tuple.
     """
-    shape = layers_of(value_caches)[0].shape
-    heads = shape[2] if cache_layout == "NPHD" else shape[1]
-    head_dim = shape[3]
     key_moves = my_moves(key_caches, key_caches, None, 0)
     value_moves = my_moves(value_caches, value_caches, None, 1)
     lengths = (seq_lens, path, num_accepted, draft_lens, block_table)
     if cache_layout == "BHDS":
-        compact(key_moves, lengths, heads, head_dim, "BHDS", scrub)
-        compact(value_moves, lengths, heads, head_dim, "BHSD", scrub)
+        compact(key_moves, lengths, "BHDS", scrub)
+        compact(value_moves, lengths, "BHSD", scrub)
     else:
         key_moves.extend(value_moves)
-        compact(key_moves, lengths, heads, head_dim, cache_layout, scrub)
+        compact(key_moves, lengths, cache_layout, scrub)
     return in_order(key_caches, value_caches)
 
 
-def compact(moves, lengths, heads, head_dim, cache_layout, scrub):
+def compact(moves, lengths, cache_layout, scrub):
     """Compacts each cache in `moves`, all of one shape."""
     if len(moves) == 0:
         return
     cache, _, _, _ = moves[0]
     seq_lens, path, num_accepted, draft_lens, block_table = lengths
     batch, window = path.shape
-    groups = row_groups(heads, cache_layout)
 
     seq_len = load_lengths(seq_lens)
     accepted = load_lengths(num_accepted)
@@ -98,19 +89,9 @@ def compact(moves, lengths, heads, head_dim, cache_layout, scrub):
         written = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
         rejected = rejected_rows(rows, accepted, load_lengths(draft_lens), kept, outside)
         nisa.tensor_tensor(dst=written, data1=moved, data2=rejected, op=nl.add)
-    sources = cache_row_indices(source_slot, moved, cache, cache_layout, heads)
-    targets = cache_row_indices(target_slot, written, cache, cache_layout, heads)
-
-    for tile in row_tiles(batch, groups, window):
-        source = on_partitions(sources, tile)
-        target = on_partitions(targets, tile)
-        buffers = staging(len(moves), (source.shape[0], heads // groups, head_dim), cache.dtype)
-        for turn in range(len(moves)):
-            cache, _, _, _ = moves[turn]
-            buffer = buffers[turn % len(buffers)]
-            gather(buffer, cache_rows(cache, cache_layout, head_dim), source)
-            # A rejected row has no source, so what its buffer holds, and what scrubs its slot, is zero.
-            scatter(cache_rows(cache, cache_layout, head_dim), target, buffer)
+    # A rejected row has no source, so what scrubs its slot is zero.
+    runs = [(1, source_slot, as_flags(moved), target_slot, as_flags(written))]
+    move_runs(moves, cache_layout, cache_layout, runs)
 
 
 def rejected_rows(rows, num_accepted, draft_lens, kept, outside):

@@ -7,16 +7,16 @@ import nki.typing as nt
 
 from .cache_rows import (
     add_lengths,
+    as_flags,
     constant,
     in_order,
     load_lengths,
     locate,
     my_moves,
     not_negative,
-    num_slots,
     row_numbers,
 )
-from .row_moves import move_window_rows
+from .row_moves import move_runs
 from .window_runs import run_unit, runs_of, runs_pay, slots_of
 
 
@@ -60,19 +60,21 @@ def restore(moves, seq_lens, num_accepted, block_table, cache_layout):
     if len(moves) == 0:
         return
     saved, cache, _, _ = moves[0]
-    batch, heads, window, head_dim = saved.shape
-    slots = num_slots(cache, cache_layout, block_table)
+    batch, _, window, _ = saved.shape
     row = row_numbers(batch, window)
     seq_len = load_lengths(seq_lens)
     accepted = load_lengths(num_accepted)
     slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, True)
-    move = rejected_rows(row, seq_len, accepted, outside)
-    sizes = [1]
-    if window > 1 and runs_pay(batch, heads, head_dim, window, slots, cache_layout, True):
+    rejected = rejected_rows(row, seq_len, accepted, outside)
+    unit = run_unit(cache, cache_layout, block_table, True)
+    pieces = [(1, row, as_flags(rejected))]
+    if window > 1 and runs_pay(moves, saved, cache_layout, window - 1, unit):
         begin = add_lengths(accepted, constant((batch, 1), 1))
-        row, move, sizes = runs_of(move, begin, seq_len, window - 1, run_unit(cache, cache_layout, slots, True))
-        slot = slots_of(row, slot)
-    move_window_rows(moves, row, slot, move, sizes, cache_layout)
+        pieces = runs_of(rejected, begin, seq_len, window - 1, unit, saved, cache_layout)
+    runs = []
+    for size, first, exists in pieces:
+        runs.append((size, first, exists, slots_of(first, slot), exists))
+    move_runs(moves, "BHSD", cache_layout, runs)
 
 
 def rejected_rows(rows, seq_len, num_accepted, outside):

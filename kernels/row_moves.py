@@ -1,119 +1,201 @@
-"""Rows on their way from HBM to HBM, through buffers on the chip."""
+"""Runs of rows on their way from HBM to HBM, through buffers on the chip."""
 
 import nki.isa as nisa
 import nki.language as nl
 
 from .cache_rows import (
-    cache_columns,
     cache_row_indices,
     cache_rows,
+    constant,
+    element_bytes,
+    head_size,
+    num_heads,
     on_partitions,
-    row_groups,
     row_tiles,
-    window_row_indices,
-    window_rows,
+    run_pieces,
 )
 
-NUM_BUFFERS = 8  # rows in flight: enough to hide a DMA's ~2 us, a few KiB a partition
+MAX_KINDS = 8  # of moves that take turns: so many have 24 buffers
+MAX_BYTES = 4096  # a partition of a buffer
+RUN_BYTES = 1024  # a descriptor with which a DMA stays within 1.5 of the bytes' time
+PART_BYTES = 64  # what HBM reads and writes at least
 FLOAT8_MAX = 240.0
 
 
-def move_window_rows(moves, row, slot, move, sizes, cache_layout):
-    """Moves rows of each (window, cache, scales, layer) in `moves`, all of one shape, from the window to the cache.
+def move_runs(moves, source_layout, target_layout, runs):
+    """Moves runs of rows of each (source, target, scales, layer) in `moves`, all of one shape.
+
+    A run and the heads it is for are in one tile, all columns of which are read before any is written.
 
     Args:
-        row: [B, Q] int32 tile, the first window row of each run.
-        slot: [B, Q] int32 tile, what `locate` says of that row's place in the cache.
-        move: [B, Q] fp32 tile, 1 where the run moves.
-        sizes: [1] where every column is a single row; else the rows of each of the Q runs.
-        cache_layout: "BHSD", "BHDS", "NHPD" or "NPHD".
+        source_layout, target_layout: a cache's, or "BHSD" for a window, which is such a cache of T slots.
+        runs: for each size (rows, source [B, C] int32, source_exists [B, C] uint8, target, target_exists): what
+            `locate` says of the first row of each run on either side, and whether there is one. A run without a source
+            is zero.
     """
-    window, cache, _, _ = moves[0]
-    batch, heads, rows, head_dim = window.shape
-    groups = row_groups(heads, cache_layout)
-    sources = window_row_indices(row, move, heads, groups, rows)
-    targets = cache_row_indices(slot, move, cache, cache_layout, heads)
-
-    # Single rows lie on partitions, all columns at once; a run's size is static, so each column of runs has its DMAs.
-    columns = len(sizes)
-    spread = row.shape[1] // columns
-    buffers = staging(columns * len(moves), (nl.tile_size.pmax, heads // groups, max(sizes) * head_dim), window.dtype)
-    turn = 0
-    for tile in row_tiles(batch, groups, spread):
-        source = on_partitions(sources, tile, columns)
-        target = on_partitions(targets, tile, columns)
-        for column in range(columns):
-            elements = sizes[column] * head_dim
-            for window, cache, scales, layer in moves:
-                buffer = buffers[turn % len(buffers)][0 : source.shape[0], :, 0:elements]
-                turn += 1
-                gather(buffer, window_rows(window), source[:, column : column + 1])
-                if cache.dtype != window.dtype:
-                    buffer = to_float8(buffer, scales, layer, tile, groups, spread)
-                if cache_layout == "BHDS":
-                    scatter(cache_columns(cache), target[:, column : column + 1], to_columns(buffer, sizes[column]))
-                else:
-                    scatter(cache_rows(cache, cache_layout, head_dim), target[:, column : column + 1], buffer)
+    kinds = []
+    for run in runs:
+        kinds.extend(kinds_of(moves, source_layout, target_layout, run))
+    for first in range(0, len(kinds), MAX_KINDS):
+        take_turns(moves, source_layout, target_layout, kinds[first : first + MAX_KINDS])
 
 
-def to_columns(buffer, size):
-    """Runs [count, 1, size * D] of rows as [count, D, size]: element by element along the slots."""
-    count, _, elements = buffer.shape
-    head_dim = elements // size
-    if size == 1:
-        return buffer.reshape((count, head_dim, 1))
-    columns = nl.ndarray((count, head_dim, size), dtype=buffer.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=columns, src=buffer.reshape((count, size, head_dim)).permute((0, 2, 1)))
-    return columns
+def take_turns(moves, source_layout, target_layout, kinds):
+    """Gathers and scatters of every kind for one move after the other.
+
+    Gathers run ahead by a turn of every kind and one more: GpSimd, which issues DMAs in program order, ~1 us each, then
+    waits neither ~2 us for the gather that a scatter needs, nor for gathers that are behind another's long scatter.
+    """
+    ahead = len(kinds) + 1
+    depth = -(-2 * ahead // len(kinds))
+    steps = len(moves) * len(kinds)
+    for step in range(steps + ahead):
+        if step < steps:
+            turn = step // len(kinds)
+            size, heads, parts, _, index, _, buffers = kinds[step % len(kinds)]
+            rows = at_rows(moves[turn][0], source_layout, index, heads, size, parts)
+            if turn < depth:
+                buffers.append(zeros(rows.shape, rows.dtype, step + turn))
+            nisa.dma_copy(dst=buffers[turn % depth], src=rows, oob_mode=nisa.oob_mode.skip)
+        if step >= ahead:
+            turn = (step - ahead) // len(kinds)
+            size, heads, parts, tile, _, index, buffers = kinds[(step - ahead) % len(kinds)]
+            _, target, scales, layer = moves[turn]
+            buffer = buffers[turn % depth]
+            if target.dtype != buffer.dtype:
+                buffer = to_float8(buffer, heads, scales, layer, tile)
+            if source_layout != target_layout and size > 1:
+                buffer = reordered(buffer, heads, size, source_layout, target_layout)
+            rows = at_rows(target, target_layout, index, heads, size, parts)
+            nisa.dma_copy(dst=rows, src=buffer.reshape(rows.shape), oob_mode=nisa.oob_mode.skip)
 
 
-def to_float8(buffer, scales, layer, tile, groups, rows):
-    """Rows [count, heads, elements] over their head's scale, saturated at 240, as fp8."""
-    count, row_heads, elements = buffer.shape
-    _, sequences, group, tile_groups = tile
-    heads = scales.shape[1]
-    inverse = nl.ndarray((count, row_heads), dtype=nl.float32, buffer=nl.sbuf)
-    pattern = [[0, count], [1, heads]] if groups == 1 else [[0, sequences], [1, tile_groups], [0, rows]]
-    nisa.dma_copy(dst=inverse, src=scales.ap(pattern=pattern, offset=layer * heads + group))
+def kinds_of(moves, source_layout, target_layout, run):
+    """What the DMAs of a run need, for each of its tiles: (size, heads, parts, tile, source index, target index, []).
+
+    A partition moves `heads` heads, or one of `parts` parts of one.
+    """
+    size, source_first, source_exists, target_first, target_exists = run
+    source, target, _, _ = moves[0]
+    batch, columns = source_first.shape
+    heads, head_dim = num_heads(source, source_layout), head_size(source, source_layout)
+    head_bytes = head_dim * element_bytes(source.dtype)
+    transposed = source_layout == "BHDS" or target_layout == "BHDS"
+    # An index takes as long as a short descriptor, so each moves some bytes. In "NPHD" heads lie side by side: the
+    # fewer partitions share them, the longer their descriptors; the more, the sooner Vector has reordered them.
+    partitions, least = nl.tile_size.pmax, 0 if transposed else RUN_BYTES
+    if source_layout == "NPHD" or target_layout == "NPHD":
+        partitions, least = nl.tile_size.pmax // 2, size * RUN_BYTES // 2
+    groups = row_groups(heads, size * head_bytes, partitions // (batch * columns), least)
+    parts = 1
+    if transposed and groups == heads:
+        parts = head_parts(head_dim, head_bytes, batch * groups * columns)
+    if parts > 1:
+        source_first, source_exists = cut(source_first, source_exists, source, source_layout, parts)
+        target_first, target_exists = cut(target_first, target_exists, target, target_layout, parts)
+
+    # The indices of a run side by side: a descriptor of 8 bytes takes no longer than one of 4.
+    rows = nl.ndarray((batch, groups, columns * parts, 2), dtype=nl.int32, buffer=nl.sbuf)
+    cache_row_indices(rows[:, :, :, 0], source_first, source_exists, source, source_layout, parts)
+    cache_row_indices(rows[:, :, :, 1], target_first, target_exists, target, target_layout, parts)
+    kinds = []
+    for tile in row_tiles(batch, groups, columns * parts):
+        index = on_partitions(rows, tile)
+        kinds.append((size, heads // groups, parts, tile, index[:, 0:1], index[:, 1:2], []))
+    return kinds
+
+
+def row_groups(heads, head_bytes, most, least):
+    """How many partitions share the heads of a run: up to `most`, each with `least` bytes or more."""
+    best = 1
+    for groups in range(2, heads + 1):
+        fits = groups <= most and heads // groups * head_bytes >= least
+        if heads % groups == 0 and (fits or heads // best * head_bytes > MAX_BYTES):
+            best = groups
+    return best
+
+
+def head_parts(head_dim, head_bytes, partitions):
+    """Parts of a transposed head, which is many descriptors: enough for all DMA engines, none below PART_BYTES."""
+    parts = 1
+    for candidate in (2, 4, 8, 16, 32):
+        fits = candidate * partitions <= nl.tile_size.pmax and head_bytes // candidate >= PART_BYTES
+        if head_dim % candidate == 0 and fits:
+            parts = candidate
+    return parts
+
+
+def cut(first, exists, cache, cache_layout, parts):
+    """Runs [B, C] as [B, C * parts], each of D / parts elements of every row."""
+    batch, columns = first.shape
+    shape = (batch, columns, parts)
+    flags = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=flags, src=exists.expand_dim(2).broadcast(2, parts))
+    stride = 1
+    if cache_layout == "BHDS":
+        stride = cache.shape[2] // parts * cache.shape[3]
+    else:
+        whole = nl.ndarray((batch, columns), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=whole, data1=first, data2=constant((batch, columns), parts), op=nl.multiply)
+        first = whole
+    part = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
+    nisa.iota(dst=part, pattern=[[0, columns], [stride, parts]], offset=0, channel_multiplier=0)
+    nisa.tensor_tensor(dst=part, data1=part, data2=first.expand_dim(2).broadcast(2, parts), op=nl.add)
+    return part.reshape((batch, columns * parts)), flags.reshape((batch, columns * parts))
+
+
+def zeros(shape, dtype, turn):
+    """A buffer in which what is not gathered is zero; two engines take turns."""
+    buffer = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.memset(dst=buffer, value=0.0, engine=nisa.engine.vector if turn % 2 == 0 else nisa.engine.gpsimd)
+    return buffer
+
+
+def reordered(buffer, heads, size, source_layout, target_layout):
+    """Runs in the order of a window, heads by rows by elements, in that of a cache, or back."""
+    to_cache = source_layout == "BHSD"
+    cache_layout = target_layout if to_cache else source_layout
+    count = buffer.shape[0]
+    total = buffer.shape[1] * buffer.shape[2]
+    if cache_layout == "NHPD" or (cache_layout == "NPHD" and heads == 1):
+        return buffer
+    if cache_layout == "NPHD":
+        outer, inner = (heads, size) if to_cache else (size, heads)
+        view = buffer.reshape((count, outer, inner, total // heads // size)).permute((0, 2, 1, 3))
+    else:
+        elements = total // heads // size
+        outer, inner = (size, elements) if to_cache else (elements, size)
+        view = buffer.reshape((count, heads, outer, inner)).permute((0, 1, 3, 2))
+    result = nl.ndarray(view.shape, dtype=buffer.dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=result, src=view)
+    return result
+
+
+def to_float8(buffer, heads, scales, layer, tile):
+    """Runs of a window over their head's scale, saturated at 240, as fp8."""
+    count, pieces, elements = buffer.shape
+    _, sequences, group, groups = tile
+    inverse = nl.ndarray((count, heads), dtype=nl.float32, buffer=nl.sbuf)
+    pattern = [[0, sequences], [heads, groups], [0, count // (sequences * groups)], [1, heads]]
+    nisa.dma_copy(dst=inverse, src=scales.ap(pattern=pattern, offset=layer * scales.shape[1] + group * heads))
     nisa.reciprocal(dst=inverse, data=inverse)
 
     # Scalar and Vector engine take one pass each.
-    scaled = nl.ndarray((count, row_heads, elements), dtype=nl.float32, buffer=nl.sbuf)
-    for head in range(row_heads):
-        nisa.activation(dst=scaled[:, head, :], op=nl.copy, data=buffer[:, head, :], scale=inverse[:, head : head + 1])
-    saturated = nl.ndarray((count, row_heads, elements), dtype=nl.float8_e4m3, buffer=nl.sbuf)
+    shape = (count, heads, pieces * elements // heads)
+    buffer = buffer.reshape(shape)
+    scaled = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
+    for head in range(heads):
+        nisa.activation(dst=scaled[:, head], op=nl.copy, data=buffer[:, head], scale=inverse[:, head : head + 1])
+    saturated = nl.ndarray(shape, dtype=nl.float8_e4m3, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=saturated, data=scaled, op0=nl.minimum, operand0=FLOAT8_MAX, op1=nl.maximum, operand1=-FLOAT8_MAX
     )
     return saturated
 
 
-def staging(num_moves, shape, dtype):
-    """Buffers of zeros for rows on their way: what is not gathered stays zero."""
-    buffers = []
-    for _ in range(min(NUM_BUFFERS, num_moves)):
-        buffer = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-        nisa.memset(dst=buffer, value=0.0, engine=nisa.engine.vector)
-        buffers.append(buffer)
-    return buffers
-
-
-def gather(buffer, rows, index):
-    """buffer [count, row_heads, D] = the rows at `index` [count, 1]; unchanged where that is out of range."""
-    nisa.dma_copy(dst=buffer, src=at_rows(rows, index, buffer.shape), oob_mode=nisa.oob_mode.skip)
-
-
-def scatter(rows, index, buffer):
-    """The rows at `index` [count, 1] = buffer [count, row_heads, D]; an index out of range writes nothing."""
-    nisa.dma_copy(dst=at_rows(rows, index, buffer.shape), src=buffer, oob_mode=nisa.oob_mode.skip)
-
-
-def at_rows(rows, index, shape):
-    """`rows`, as cache_rows and window_rows describe them, seen through an index a partition."""
-    tensor, head_stride, element_stride = rows
-    count, row_heads, head_dim = shape
-    return tensor.ap(
-        pattern=[[tensor.shape[1], count], [head_stride, row_heads], [element_stride, head_dim]],
-        vector_offset=index,
-        indirect_dim=0,
-    )
+def at_rows(cache, cache_layout, index, heads, size, parts):
+    """Runs of `size` rows of `heads` heads, at an index [count, 1] a partition: [count, pieces, elements]."""
+    rows = cache_rows(cache, cache_layout, parts)
+    stride, pieces, elements = run_pieces(cache, cache_layout, heads, size, parts)
+    pattern = [[rows.shape[1], index.shape[0]], [stride, pieces], [1, elements]]
+    return rows.ap(pattern=pattern, vector_offset=index, indirect_dim=0)

@@ -6,20 +6,20 @@ import nki.language as nl
 
 from .cache_rows import (
     add_lengths,
-    cache_row_indices,
-    cache_rows,
+    as_flags,
+    constant,
+    head_size,
     in_order,
     layers_of,
     load_lengths,
     locate,
     my_moves,
     not_negative,
-    on_partitions,
-    row_groups,
+    num_heads,
     row_numbers,
-    row_tiles,
 )
-from .row_moves import gather, staging
+from .row_moves import move_runs
+from .window_runs import run_unit, runs_of, runs_pay, slots_of
 
 
 @nki.jit
@@ -39,8 +39,8 @@ def save_ring(key_caches, value_caches, seq_lens, block_table, num_rows, cache_l
     """
     batch = seq_lens.shape[0]
     cache = layers_of(value_caches)[0]
-    heads = cache.shape[2] if cache_layout == "NPHD" else cache.shape[1]
-    shape = (batch, heads, num_rows, cache.shape[3])
+    values_layout = "BHSD" if cache_layout == "BHDS" else cache_layout
+    shape = (batch, num_heads(cache, values_layout), num_rows, head_size(cache, values_layout))
     saved_keys = []
     saved_values = []
     for _ in layers_of(key_caches):
@@ -65,26 +65,24 @@ def save(moves, seq_lens, block_table, cache_layout):
     if len(moves) == 0:
         return
     cache, saved, _, _ = moves[0]
-    batch, heads, window, head_dim = saved.shape
-    groups = row_groups(heads, cache_layout)
-
+    batch, _, window, _ = saved.shape
     seq_len = load_lengths(seq_lens)
-    slot, outside = locate(add_lengths(seq_len, row_numbers(batch, window)), cache, cache_layout, block_table, True)
-    inside = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_scalar(
-        dst=inside, data=outside, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=not_negative(seq_len)
-    )
-    sources = cache_row_indices(slot, inside, cache, cache_layout, heads)
+    row = row_numbers(batch, window)
+    slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, True)
+    live = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=live, op=nl.add, data=outside, axis=1)
+    nisa.tensor_scalar(dst=live, data=live, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=not_negative(seq_len))
 
-    for tile in row_tiles(batch, groups, window):
-        sequence, sequences, group, tile_groups = tile
-        source = on_partitions(sources, tile)
-        buffers = staging(len(moves), (source.shape[0], heads // groups, head_dim), cache.dtype)
-        for turn in range(len(moves)):
-            cache, saved, _, _ = moves[turn]
-            buffer = buffers[turn % len(buffers)]
-            gather(buffer, cache_rows(cache, cache_layout, head_dim), source)
-            target = saved[sequence : sequence + sequences]
-            # In the buffer's order: by token where a row holds all its heads, by head where it holds one.
-            target = target.permute((0, 2, 1, 3)) if groups == 1 else target[:, group : group + tile_groups]
-            nisa.dma_copy(dst=target, src=buffer)
+    every = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.memset(dst=every, value=1.0)
+    unit = run_unit(cache, cache_layout, block_table, True)
+    pieces = [(1, row, as_flags(every))]
+    if runs_pay(moves, saved, cache_layout, window, unit):
+        pieces = runs_of(every, constant((batch, 1), 0), seq_len, window, unit, saved, cache_layout)
+    runs = []
+    for size, first, exists in pieces:
+        # Every row is written, zero where the sequence has no source for it.
+        source = nl.ndarray(exists.shape, dtype=nl.uint8, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=source, data=exists, op0=nl.multiply, operand0=live)
+        runs.append((size, slots_of(first, slot), source, first, exists))
+    move_runs(moves, cache_layout, "BHSD", runs)

@@ -63,7 +63,7 @@ def num_parts(row_elements):
 
 
 def part_indices(num_accepted, window, parts):
-    """[B, 1, parts] int32: the parts of row num_accepted[b] among those of all rows, out of range for no row."""
+    """[B, 1, parts, 1] int32: the parts of row num_accepted[b] among those of all rows, out of range for no row."""
     accepted = load_lengths(num_accepted)
     batch = accepted.shape[0]
     first = nl.ndarray((batch, 1), dtype=nl.int32, buffer=nl.sbuf)
@@ -71,7 +71,7 @@ def part_indices(num_accepted, window, parts):
     index = nl.ndarray((batch, parts), dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=index, data1=row_numbers(batch, parts), data2=first.broadcast(1, parts), op=nl.add)
 
-    exists = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
+    exists = nl.ndarray((batch, 1), dtype=nl.uint8, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=exists,
         data=accepted,
@@ -80,4 +80,6 @@ def part_indices(num_accepted, window, parts):
         op1=nl.multiply,
         operand1=not_negative(accepted),
     )
-    return row_indices(index, exists.broadcast(1, parts), 1, 0, window * parts, batch * window * parts)
+    result = nl.ndarray((batch, 1, parts, 1), dtype=nl.int32, buffer=nl.sbuf)
+    row_indices(result[:, :, :, 0], index, exists.broadcast(1, parts), 0, window * parts, batch * window * parts)
+    return result

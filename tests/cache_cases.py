@@ -137,8 +137,11 @@ def make_case(
 
 
 @st.composite
-def cases(draw, ring: bool | None = None, tree: bool | None = None, sizes: tuple = ()) -> Case:
-    """Any kind of cache; `sizes` are the (batch, heads, rows) to choose from, all combinations by default."""
+def cases(draw, ring: bool | None = None, tree: bool | None = None, sizes: tuple = (), many: bool = False) -> Case:
+    """Any kind of cache; `sizes` are the (batch, heads, rows) to choose from, all combinations by default.
+
+    many: with heads so large, and so many layers, that the rows of a chain move in runs.
+    """
     sizes = sizes or tuple(itertools.product([1, 2, 3, 5], [1, 2, 3, 8], [1, 2, 5, 8, 17]))
     batch, heads, rows = draw(st.sampled_from(sizes))
     return make_case(
@@ -146,9 +149,9 @@ def cases(draw, ring: bool | None = None, tree: bool | None = None, sizes: tuple
         batch=batch,
         heads=heads,
         rows=rows,
-        head_dim=draw(st.sampled_from([4, 16, 64])),
+        head_dim=128 if many else draw(st.sampled_from([4, 16, 64])),
         slots=draw(st.sampled_from([3, 16, 33])),
-        layers=draw(st.sampled_from([1, 2, 3])),
+        layers=4 if many else draw(st.sampled_from([1, 2, 3])),
         dtype=draw(st.sampled_from([FLOAT32, BFLOAT16])),
         fp8=draw(st.booleans()),
         cache_layout=draw(st.sampled_from(["BHSD", "BHDS", "NHPD", "NPHD"])),

@@ -29,13 +29,16 @@ def test_the_kernel_leaves_every_byte_of_every_cache_as_the_reference_does(case,
     assert same_bytes(actual[1], expected[1]), "values"
 
 
-@given(case=cases(tree=False, sizes=((4, 8, 8), (16, 3, 5), (1, 2, 128))), lnc=st.sampled_from([1, 2]))
+@given(case=cases(tree=False, sizes=((4, 8, 8), (16, 4, 5), (1, 2, 128)), many=True), lnc=st.sampled_from([1, 2]))
 def test_many_rows_move_in_runs_that_end_where_a_block_or_the_kept_rows_do(case, lnc):
     expected, actual = case.cache_copies(), case.cache_copies()
     commit(case, expected, backend="reference")
     commit(case, actual, backend=BACKEND, lnc=lnc)
     assert same_bytes(actual[0], expected[0]), "keys"
     assert same_bytes(actual[1], expected[1]), "values"
+
+
+LARGE = {"head_dim": 128, "layers": 2}  # windows that move in runs
 
 
 @pytest.mark.parametrize(
@@ -45,8 +48,14 @@ def test_many_rows_move_in_runs_that_end_where_a_block_or_the_kept_rows_do(case,
         {"batch": 2, "heads": 8, "rows": 64, "slots": 70, "head_dim": 4, "tree": True},  # tiles of some heads
         {"batch": 1, "heads": 3, "rows": 8, "slots": 300, "head_dim": 64, "layers": 30},  # the demo's model
         {"batch": 2, "heads": 1, "rows": 128, "slots": 129, "head_dim": 4},  # the largest window
-        {"batch": 4, "heads": 8, "rows": 8, "slots": 16, "ring": True},  # runs that end where the ring does
-        {"batch": 4, "heads": 8, "rows": 8, "slots": 36, "cache_layout": "NHPD", "block_size": 6},  # or a block
+        # Runs that end where the ring does, or a block; of eight rows; of every length; powers of two, and of four.
+        {"batch": 4, "heads": 8, "rows": 8, "slots": 16, "ring": True, **LARGE},
+        {"batch": 4, "heads": 8, "rows": 8, "slots": 36, "cache_layout": "NHPD", "block_size": 6, **LARGE},
+        {"batch": 4, "heads": 8, "rows": 8, "slots": 36, "cache_layout": "NPHD", "block_size": 5, **LARGE},
+        {"batch": 2, "heads": 4, "rows": 19, "slots": 40, "head_dim": 32, "layers": 16},
+        {"batch": 16, "heads": 8, "rows": 7, "slots": 9, "head_dim": 64, "cache_layout": "BHDS", "ring": True},
+        {"batch": 2, "heads": 8, "rows": 17, "slots": 20, "head_dim": 128, "cache_layout": "BHDS"},
+        {"batch": 2, "heads": 2, "rows": 23, "slots": 24, "head_dim": 128, "cache_layout": "BHDS", "ring": True},
     ],
     ids=str,
 )

@@ -18,8 +18,8 @@ def test_the_kernels_save_and_restore_every_byte_as_the_references_do(case, lnc)
     save_and_restore(case, lnc)
 
 
-@given(case=cases(ring=True, tree=False, sizes=((4, 8, 8), (16, 3, 5), (8, 8, 3))), lnc=st.sampled_from([1, 2]))
-def test_many_rows_are_restored_in_runs_that_end_where_the_ring_does(case, lnc):
+@given(case=cases(ring=True, sizes=((4, 8, 8), (16, 4, 5), (8, 8, 4)), many=True), lnc=st.sampled_from([1, 2]))
+def test_many_rows_are_saved_and_restored_in_runs_that_end_where_the_ring_does(case, lnc):
     save_and_restore(case, lnc)
 
 

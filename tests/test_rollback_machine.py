@@ -214,8 +214,10 @@ class RecurrentState:
                 history[b, :, 2 + row] = content(token, 0, 0)[0]
                 state = self.advance(state, history[b, :, row : row + 3])
                 checkpoints[b, row] = state
-        self.conv = dv.shift_conv_window(history, step.num_accepted, K + 1, backend=BACKEND, lnc=self.lnc)
-        self.state = dv.select_state(checkpoints, step.num_accepted, backend=BACKEND, lnc=self.lnc)
+        conv = dv.shift_conv_window(history, step.num_accepted, K + 1, backend=BACKEND, lnc=self.lnc)
+        state = dv.select_state(checkpoints, step.num_accepted, backend=BACKEND, lnc=self.lnc)
+        stepped = step.num_accepted >= 0  # a sequence that sits the step out keeps what it has
+        self.conv[stepped], self.state[stepped] = conv[stepped], state[stepped]
 
     @staticmethod
     def advance(state: np.ndarray, inputs: np.ndarray) -> np.ndarray:
