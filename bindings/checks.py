@@ -98,6 +98,7 @@ def compact_window(
     draft_lens: Any,
     block_table: Any,
     cache_layout: str,
+    ring: bool,
 ) -> None:
     """Checks caches and the rows of them that move."""
     array("path", path, ("B", "T"), ("int32",))
@@ -105,7 +106,11 @@ def compact_window(
     expect(1 <= rows <= MAX_WINDOW, "path", f"a window of {rows} rows", f"1 to {MAX_WINDOW}")
     sizes = (batch, "Hkv", "D")
     slots, num_blocks = caches(key_caches, value_caches, sizes, (*FLOATS, FLOAT8), block_table, cache_layout)
-    committed(seq_lens, num_accepted, path, batch, rows, slots)
+    room = slots
+    if ring:
+        expect(rows <= slots, "path", f"a window of {rows} rows", f"at most the ring's {slots} slots")
+        room = MAX_RING_POSITION
+    committed(seq_lens, num_accepted, path, batch, rows, room)
     if draft_lens is not None:
         array("draft_lens", draft_lens, (batch,), ("int32",))
         in_range("draft_lens", draft_lens, -1, rows - 1, f"-1 (empty slot) to T - 1 = {rows - 1}")
@@ -114,13 +119,13 @@ def compact_window(
     last = np.where(num_accepted >= 0, path[np.arange(batch), num_accepted], -1).astype(np.int32)
     for b in np.flatnonzero(last >= 0):
         expect(
-            seq_lens[b] + last[b] < slots,
+            seq_lens[b] + last[b] < room,
             "path",
             f"row {last[b]} at [{b}] after {seq_lens[b]} tokens",
-            f"a row in one of {slots} slots",
+            f"a row at one of {room} positions",
         )
     if num_blocks:
-        blocks_written(block_table, seq_lens, last, num_blocks, slots, False)
+        blocks_written(block_table, seq_lens, last, num_blocks, slots, ring)
 
 
 def ring_window(

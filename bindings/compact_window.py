@@ -23,6 +23,7 @@ def compact_window(
     block_table: Any = None,
     cache_layout: str = "BHSD",
     scrub: bool = False,
+    ring: bool = False,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> tuple[Any, Any]:
@@ -42,6 +43,8 @@ def compact_window(
         block_table: [B, M] int32 ids of each sequence's blocks.
         cache_layout: see above.
         scrub: also set the rejected positions, up to seq_lens + draft_lens, to zero.
+        ring: position p is in slot p mod S, seq_lens stays absolute (below 2^24 - T). T is at most S; for attention to
+            have read the window from the cache, S is `ring_slots(W, K, "write_first")` or more.
         backend, lnc: see the package.
 
     Returns:
@@ -52,7 +55,9 @@ def compact_window(
             bad values is left alone like an empty slot.
     """
     key_caches, value_caches = as_layers(key_cache, value_cache)
-    checks.compact_window(key_caches, value_caches, seq_lens, path, num_accepted, draft_lens, block_table, cache_layout)
+    checks.compact_window(
+        key_caches, value_caches, seq_lens, path, num_accepted, draft_lens, block_table, cache_layout, ring
+    )
     if backend == "reference":
         reference(
             key_caches,
@@ -64,6 +69,7 @@ def compact_window(
             block_table=block_table,
             cache_layout=cache_layout,
             scrub=scrub,
+            ring=ring,
         )
     else:
         if draft_lens is None:
@@ -79,6 +85,7 @@ def compact_window(
             block_table,
             cache_layout,
             scrub,
+            ring,
             backend=backend,
             lnc=lnc,
         )

@@ -31,6 +31,7 @@ def compact_window(
     block_table,
     cache_layout,
     scrub,
+    ring,
 ):
     """Moves positions seq_lens[b] + path[b, j] of the caches to seq_lens[b] + j, j = 0..num_accepted[b], in place.
 
@@ -47,6 +48,7 @@ def compact_window(
         block_table: [B, M] int32 for "NHPD" and "NPHD", else None.
         cache_layout: "BHSD", "BHDS", "NHPD" or "NPHD".
         scrub: also writes zeros to positions seq_lens + num_accepted + 1 .. seq_lens + draft_lens.
+        ring: position p is in slot p mod S; T is at most S.
 
     Returns:
         key_caches then value_caches, as one flat tuple.
@@ -55,15 +57,15 @@ def compact_window(
     value_moves = my_moves(value_caches, value_caches, None, 1)
     lengths = (seq_lens, path, num_accepted, draft_lens, block_table)
     if cache_layout == "BHDS":
-        compact(key_moves, lengths, "BHDS", scrub)
-        compact(value_moves, lengths, "BHSD", scrub)
+        compact(key_moves, lengths, "BHDS", scrub, ring)
+        compact(value_moves, lengths, "BHSD", scrub, ring)
     else:
         key_moves.extend(value_moves)
-        compact(key_moves, lengths, cache_layout, scrub)
+        compact(key_moves, lengths, cache_layout, scrub, ring)
     return in_order(key_caches, value_caches)
 
 
-def compact(moves, lengths, cache_layout, scrub):
+def compact(moves, lengths, cache_layout, scrub, ring):
     """Compacts each cache in `moves`, all of one shape."""
     if len(moves) == 0:
         return
@@ -75,8 +77,8 @@ def compact(moves, lengths, cache_layout, scrub):
     accepted = load_lengths(num_accepted)
     paths = load_path(path)
     rows = row_numbers(batch, window)
-    source_slot, wrong = locate(add_lengths(seq_len, paths), cache, cache_layout, block_table, False)
-    target_slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, False)
+    source_slot, wrong = locate(add_lengths(seq_len, paths), cache, cache_layout, block_table, ring)
+    target_slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, ring)
     nisa.tensor_tensor(dst=wrong, data1=wrong, data2=outside, op=nl.add)
     flag_path(wrong, paths)
     kept = kept_rows(accepted, wrong)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from draft_verify.reference.cache import PAGED, block_size, key_at, num_slots, value_at
+from draft_verify.reference.cache import PAGED, block_size, key_at, num_slots, slot_of, value_at
 
 
 def compact_window(
@@ -18,6 +18,7 @@ def compact_window(
     block_table: np.ndarray | None = None,
     cache_layout: str = "BHSD",
     scrub: bool = False,
+    ring: bool = False,
 ):
     """What position seq_lens[b] + path[b, j] holds goes to seq_lens[b] + j, all read before any is written; in place.
 
@@ -36,10 +37,11 @@ def compact_window(
                 block_table=block_table,
                 cache_layout=cache_layout,
                 scrub=scrub,
+                ring=ring,
             )
         return key_cache, value_cache
 
-    place = {"cache_layout": cache_layout, "block_table": block_table}
+    place = {"cache_layout": cache_layout, "block_table": block_table, "ring": ring}
     slots = num_slots(value_cache, cache_layout, block_table)
     rows = path.shape[1]
     for b in np.flatnonzero(num_accepted >= 0):
@@ -49,8 +51,11 @@ def compact_window(
             tokens = [at(cache, b, length + int(row), **place).copy() for row in path[b, :kept]]
             for j, token in enumerate(tokens):
                 at(cache, b, length + j, **place)[:] = token
-            for position in range(length + kept, min(length + last + 1, slots)) if scrub else ():
-                if cache_layout in PAGED and block_table[b, position // block_size(cache, cache_layout)] < 0:
+            for position in range(length + kept, length + last + 1) if scrub else ():
+                slot = slot_of(position, slots, ring)
+                if slot >= slots:
+                    break
+                if cache_layout in PAGED and block_table[b, slot // block_size(cache, cache_layout)] < 0:
                     continue
                 at(cache, b, position, **place)[:] = 0
     return key_cache, value_cache

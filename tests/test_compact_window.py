@@ -23,7 +23,9 @@ def written_first(case):
         case.path = np.tile(np.arange(rows, dtype=np.int32), (len(case.seq_lens), 1))
     if case.block_table is not None:
         case.block_table[:] = case.whole_block_table
-    draft_lens = np.minimum(rows - 1, slots - 1 - case.seq_lens).astype(np.int32)
+    draft_lens = np.full_like(case.seq_lens, rows - 1)
+    if not case.ring:
+        draft_lens = np.minimum(draft_lens, slots - 1 - case.seq_lens)
     for b, (accepted, last) in enumerate(zip(case.num_accepted, draft_lens)):
         kept = min(accepted, np.count_nonzero(case.path[b, : accepted + 1] <= last) - 1) if accepted >= 0 else -1
         case.num_accepted[b] = kept
@@ -38,12 +40,17 @@ def written_first(case):
     return draft_lens
 
 
+def fits(case) -> bool:
+    """Whether a whole window has slots of its own: in a ring it must not meet itself."""
+    return not case.ring or case.keys[0].shape[2] <= case.num_slots
+
+
 def compact(case, caches, **options):
-    place = {"block_table": case.block_table, "cache_layout": case.cache_layout}
+    place = {"block_table": case.block_table, "cache_layout": case.cache_layout, "ring": case.ring}
     return compact_window(*caches, case.seq_lens, case.path, case.num_accepted, **place, **options)
 
 
-@given(case=cases(ring=False), scrub=st.booleans(), lnc=st.sampled_from([1, 2]), past_the_end=st.booleans())
+@given(case=cases().filter(fits), scrub=st.booleans(), lnc=st.sampled_from([1, 2]), past_the_end=st.booleans())
 def test_the_kernel_leaves_every_byte_of_every_cache_as_the_reference_does(case, scrub, lnc, past_the_end):
     draft_lens = written_first(case)
     options = {"scrub": scrub, "draft_lens": None if past_the_end else draft_lens}
@@ -54,7 +61,7 @@ def test_the_kernel_leaves_every_byte_of_every_cache_as_the_reference_does(case,
     assert same_bytes(actual[1], expected[1]), "values"
 
 
-@given(case=cases(ring=False))
+@given(case=cases().filter(fits))
 def test_writing_first_and_compacting_reaches_what_committing_the_path_reaches(case):
     before = case.cache_copies()
     written_first(case)
@@ -63,8 +70,11 @@ def test_writing_first_and_compacting_reaches_what_committing_the_path_reaches(c
         *before, case.keys, case.values, case.seq_lens, case.num_accepted, path=case.path, **case.options,
         backend="reference",
     )  # fmt: skip
+    rows = case.keys[0].shape[2]
     for b in np.flatnonzero(case.num_accepted >= 0):
-        for position in range(case.seq_lens[b] + case.num_accepted[b] + 1):
+        # In a ring the window has pushed out the positions S before its own.
+        oldest = max(0, case.seq_lens[b] + rows - case.num_slots) if case.ring else 0
+        for position in range(oldest, case.seq_lens[b] + case.num_accepted[b] + 1):
             assert case.token(case.key_caches, b, position) == case.token(before[0], b, position)
 
 
@@ -79,6 +89,30 @@ def test_overlapping_rows_move_down_and_rejected_ones_are_scrubbed_on_request(ba
     # Positions 3 + (0, 2, 3, 5) become 3, 4, 5, 6; with scrub, 7 and 8 of the window 3..8 become 0.
     expected = [0, 1, 2, 3, 5, 6, 8, 0, 0, 9] if scrub else [0, 1, 2, 3, 5, 6, 8, 7, 8, 9]
     assert key_cache.ravel().tolist() == value_cache.ravel().tolist() == expected
+
+
+@pytest.mark.parametrize("backend", ["reference", BACKEND])
+def test_a_tree_that_wraps_around_its_ring_is_compacted_across_the_end(backend):
+    cache = np.arange(10, dtype=np.float32).reshape(1, 1, 10, 1)
+    path = np.array([[0, 2, 3, 5, -1, -1]], np.int32)
+    key_cache, _ = compact_window(
+        cache, cache.copy(), np.array([27], np.int32), path, np.array([3], np.int32), ring=True, scrub=True,
+        backend=backend,
+    )  # fmt: skip
+    # Positions 27 + (0, 2, 3, 5) are in slots 7, 9, 0, 2 and become 27, 28, 29, 30: slots 7, 8, 9, 0; 31 and 32 are 0.
+    assert key_cache.ravel().tolist() == [2, 0, 0, 3, 4, 5, 6, 7, 9, 0]
+
+
+@pytest.mark.parametrize("argument, seq_len, rows", [("path", 3, 11), ("seq_lens", 2**24 - 3, 6)])
+def test_a_window_that_meets_itself_in_the_ring_or_a_position_past_fp32_is_refused(argument, seq_len, rows):
+    cache, path = np.zeros((1, 1, 10, 1), np.float32), np.full((1, rows), -1, np.int32)
+    path[0, :4] = [0, 2, 3, 5]
+    for backend in ("reference", BACKEND):
+        with pytest.raises(ValueError, match=argument):
+            compact_window(
+                cache, cache.copy(), np.array([seq_len], np.int32), path, np.array([3], np.int32), ring=True,
+                backend=backend,
+            )  # fmt: skip
 
 
 @pytest.mark.parametrize("backend", ["reference", BACKEND])
@@ -130,7 +164,7 @@ def test_the_moves_need_no_order_but_that_of_their_data(cache_layout):
     draft_lens = written_first(case)
     kernel = loader.kernel("compact_window", BACKEND)[1]
     arguments = (case.key_caches, case.value_caches, case.seq_lens, case.path, case.num_accepted, draft_lens)
-    emulator.simulate(kernel, strict=True)(*arguments, case.block_table, cache_layout, True)
+    emulator.simulate(kernel, strict=True)(*arguments, case.block_table, cache_layout, True, False)
 
 
 BAD = {
@@ -163,7 +197,7 @@ def test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot(what, cache_l
     draft_lens = np.full(3, 4, np.int32)
     outputs = launch(
         "compact_window", *actual, case.seq_lens, case.path, case.num_accepted, draft_lens, case.block_table,
-        cache_layout, scrub, backend=BACKEND, lnc=1,
+        cache_layout, scrub, False, backend=BACKEND, lnc=1,
     )  # fmt: skip
     for array, output in zip(actual[0] + actual[1], outputs):
         array[...] = output

@@ -50,7 +50,8 @@ class KeyValueCache:
 
     def __init__(self, cache_layout="BHSD", *, ring=False, write="commit", fp8=False, scrub=False, lnc=1):
         self.ring, self.write, self.scrub, self.lnc = ring, write, scrub, lnc
-        self.slots = dv.ring_slots(WINDOW, K) if ring else SLOTS
+        mode = "write_first" if write == "compact" else "accepted_only"
+        self.slots = dv.ring_slots(WINDOW, K, mode) if ring else SLOTS
         self.paged = cache_layout in PAGED
         dtype = FLOAT8 if fp8 else FLOAT32
         num_blocks = BATCH * SLOTS // BLOCK
@@ -102,7 +103,7 @@ class KeyValueCache:
         self.write_whole(step, self.windows(step, unwritten))
         dv.compact_window(
             self.keys, self.values, step.lengths, step.path, step.num_accepted, draft_lens=step.draft_lens,
-            scrub=self.scrub, **self.place, backend=BACKEND, lnc=self.lnc,
+            scrub=self.scrub, ring=self.ring, **self.place, backend=BACKEND, lnc=self.lnc,
         )  # fmt: skip
 
     def restore(self, step: Step) -> None:
@@ -257,6 +258,8 @@ KINDS = {
     "written first, transposed keys, scrubbed": lambda: KeyValueCache("BHDS", write="compact", scrub=True),
     "written first, paged, scrubbed": lambda: KeyValueCache("NHPD", write="compact", scrub=True),
     "written first, paged fp8, two cores": lambda: KeyValueCache("NPHD", write="compact", fp8=True, lnc=2),
+    "ring written first, compacted": lambda: KeyValueCache(ring=True, write="compact"),
+    "ring of transposed keys, scrubbed": lambda: KeyValueCache("BHDS", ring=True, write="compact", scrub=True, lnc=2),
     "recurrent": lambda: RecurrentState(),
     "recurrent, two cores": lambda: RecurrentState(lnc=2),
 }
@@ -342,4 +345,4 @@ def test_after_any_history_the_cache_is_a_plain_decoders(kind):
 @pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_any_long_history_the_cache_is_a_plain_decoders(kind):
-    run(kind, max_examples=60, steps=40)
+    run(kind, max_examples=150, steps=40)

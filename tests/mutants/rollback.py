@@ -138,6 +138,13 @@ MUTANTS = [
         (COMPACT,),
     ),
     Mutant(
+        "a tree that wraps around its ring is compacted as if it did not",
+        "kernels/compact_window.py",
+        "target_slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, ring)",
+        "target_slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, False)",
+        (COMPACT,),
+    ),
+    Mutant(
         "scrubbing goes past what was written",
         "kernels/compact_window.py",
         "op0=nl.less_equal, operand0=last)",
