@@ -94,10 +94,11 @@ def commit(moves, lengths, cache_layout, chain, ring):
         kept = last_rows(kept, accepted, slots)
     most = min(rows, slots)
     unit = run_unit(cache, cache_layout, block_table, ring)
-    exists = as_flags(kept)
-    runs = [(1, row, exists, slot, exists)]
+    runs = []
     if chain and runs_pay(moves, window, cache_layout, most, unit) and not (ring and rows > slots):
-        runs = []
         for size, first, exists in runs_of(kept, constant((batch, 1), 0), seq_len, most, unit, window, cache_layout):
             runs.append((size, first, exists, slots_of(first, slot), exists))
+    else:
+        exists = as_flags(kept)
+        runs.append((1, row, exists, slot, exists))
     move_runs(moves, "BHSD", cache_layout, runs)

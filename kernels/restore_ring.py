@@ -67,13 +67,14 @@ def restore(moves, seq_lens, num_accepted, block_table, cache_layout):
     slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, True)
     rejected = rejected_rows(row, seq_len, accepted, outside)
     unit = run_unit(cache, cache_layout, block_table, True)
-    pieces = [(1, row, as_flags(rejected))]
+    runs = []
     if window > 1 and runs_pay(moves, saved, cache_layout, window - 1, unit):
         begin = add_lengths(accepted, constant((batch, 1), 1))
-        pieces = runs_of(rejected, begin, seq_len, window - 1, unit, saved, cache_layout)
-    runs = []
-    for size, first, exists in pieces:
-        runs.append((size, first, exists, slots_of(first, slot), exists))
+        for size, first, exists in runs_of(rejected, begin, seq_len, window - 1, unit, saved, cache_layout):
+            runs.append((size, first, exists, slots_of(first, slot), exists))
+    else:
+        exists = as_flags(rejected)
+        runs.append((1, row, exists, slot, exists))
     move_runs(moves, "BHSD", cache_layout, runs)
 
 

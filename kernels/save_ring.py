@@ -76,9 +76,10 @@ def save(moves, seq_lens, block_table, cache_layout):
     every = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=every, value=1.0)
     unit = run_unit(cache, cache_layout, block_table, True)
-    pieces = [(1, row, as_flags(every))]
     if runs_pay(moves, saved, cache_layout, window, unit):
         pieces = runs_of(every, constant((batch, 1), 0), seq_len, window, unit, saved, cache_layout)
+    else:
+        pieces = [(1, row, as_flags(every))]
     runs = []
     for size, first, exists in pieces:
         # Every row is written, zero where the sequence has no source for it.

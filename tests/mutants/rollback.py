@@ -106,7 +106,7 @@ MUTANTS = [
         "kernels/row_moves.py",
         "stride = cache.shape[2] // parts * cache.shape[3]",
         "stride = 0",
-        (COMMIT,),
+        (RUNS,),
     ),
     Mutant(
         "a gather overwrites what has not been scattered yet",
