@@ -46,9 +46,9 @@ class Case:
     """One call of one operation.
 
     shape: what to print about it. inputs(make): positional and keyword arguments, whose data arrays come from
-    make(shape, dtype). must_move: bytes that any implementation reads from or writes to HBM. pieces: (bytes, how many)
-    of the contiguous pieces that the layouts cut these into, where they are short: no descriptor is longer. data: what
-    tracing takes for `make`, where trip counts depend on it.
+    make(shape, dtype). must_move: bytes that any implementation reads from or writes to HBM. data: what tracing takes
+    for `make`, where trip counts depend on it. pieces: (bytes, how many) of the contiguous pieces that the layouts cut
+    must_move into, where they are short: no descriptor is longer.
     """
 
     operation: str
@@ -56,8 +56,8 @@ class Case:
     shape: dict[str, int]
     inputs: Callable[[Make], tuple[tuple, dict]] = field(repr=False)
     must_move: int
-    pieces: tuple[tuple[int, int], ...] = ()
     data: Make = field(default=zeros, repr=False)
+    pieces: tuple[tuple[int, int], ...] = ()
 
     @property
     def name(self) -> str:
@@ -317,7 +317,7 @@ def _commit(point: dict[str, int], layout: str) -> Case:
         keys = values = (run * ROLLBACK_HEADS, runs // ROLLBACK_HEADS)
     elif layout == "BHDS":
         keys = (run // size, runs * size)
-    return Case("commit_window", layout, point, inputs, 4 * runs * run, ((run, 2 * runs), keys, values))
+    return Case("commit_window", layout, point, inputs, 4 * runs * run, pieces=((run, 2 * runs), keys, values))
 
 
 def _compact(point: dict[str, int]) -> Case:
@@ -333,7 +333,7 @@ def _compact(point: dict[str, int]) -> Case:
 
     row, heads = size * 2, 2 * batch * ROLLBACK_HEADS
     pieces = ((row, heads * accepted), (row * accepted, heads))
-    return Case("compact_window", "BHSD", point, inputs, 2 * heads * accepted * row, pieces)
+    return Case("compact_window", "BHSD", point, inputs, 2 * heads * accepted * row, pieces=pieces)
 
 
 def _ring(point: dict[str, int]) -> Iterator[Case]:
@@ -358,7 +358,7 @@ def _ring(point: dict[str, int]) -> Iterator[Case]:
         point,
         lambda make: ((*rings(make), lengths, rows), {}),
         2 * heads * rows * row,
-        ((half, 2 * heads), (rows * row, heads)),
+        pieces=((half, 2 * heads), (rows * row, heads)),
     )
     yield Case(
         "restore_ring",
@@ -366,7 +366,7 @@ def _ring(point: dict[str, int]) -> Iterator[Case]:
         point,
         lambda make: ((*rings(make), *saved(make), lengths, np.full(batch, accepted, np.int32)), {}),
         2 * heads * half,
-        ((half, 2 * heads),),
+        pieces=((half, 2 * heads),),
     )
 
 

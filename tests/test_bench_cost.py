@@ -47,6 +47,16 @@ def test_what_must_move_is_the_live_cache_the_logits_and_the_rows():
     assert case_of("select_hidden", B=4).must_move == 2 * 4 * 4096 * 2
 
 
+def test_what_the_layout_costs_is_the_time_of_the_pieces_that_it_cuts_the_bytes_into():
+    for layout in ("BHSD", "BHDS", "NHPD", "NPHD"):
+        case = case_of("commit_window", layout, B=4, T=8, layers=1)
+        assert sum(size * count for size, count in case.pieces) == case.must_move
+    # Keys of 4 rows: 8 bytes for each of 4 * 8 * 128 elements; the rest, three times 1 KiB a head, at 0.7 of the rate.
+    transposed = case_of("commit_window", "BHDS", B=4, T=8, layers=1)
+    seconds = 4 * 8 * 128 * (256 / (368e9 / 3)) + 3 * 4 * 8 * 1024 / (0.7 * 368e9)
+    assert bench_cost.layout_limit(transposed, 2) == pytest.approx(seconds / 2)
+
+
 @pytest.mark.parametrize("lnc", [1, 2])
 def test_a_row_holds_the_figures_of_the_programs(lnc):
     case = case_of("commit_window", "BHSD", B=4, T=8, layers=1)
