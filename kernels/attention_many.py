@@ -26,13 +26,13 @@ from .attention_passes import (
 from .attention_plan import plan_rows, tile
 from .attention_room import (
     clear_room,
-    fetch_all_keys,
     fetch_all_places,
+    fetch_pass_keys,
     fetch_pass_values,
     fetch_rows,
     new_room,
     own_heads,
-    skip_all_dead,
+    skip_dead,
 )
 from .attention_softmax import new_state, restart, score_steps, slot_bounds, weigh_step, window_mask
 from .attention_work import (
@@ -133,7 +133,8 @@ def walk_first(walk, work):
         passes = own_passes(walk, walk.entries[0])
         fetch_rows(walk.shape, walk.groups, walk.operands, walk.room, passes[0])
         fetch_all_places(walk.chunk, walk.runs, walk.room, passes)
-        fetch_group_keys(walk, 0, walk.entries[0])
+        for turn in range(len(passes)):
+            fetch_group_keys(walk, 0, walk.entries[0], turn)
         for turn in range(len(passes)):
             fetch_group_values(walk, 0, walk.entries[0], turn)
 
@@ -157,11 +158,11 @@ def own_passes(walk, entry):
     return listed_passes(entry, walk.operands.shard, walk.cores)
 
 
-def fetch_group_keys(walk, g, entry):
-    passes = own_passes(walk, late_copy(entry))
+def fetch_group_keys(walk, g, entry, turn):
+    current = own_passes(walk, late_copy(entry))[turn]
     if walk.runs != None and g == 0 and not walk.dense:  # noqa: E711
-        skip_all_dead(walk.shape, walk.chunk, walk.constants.slot, walk.operands, walk.room, passes)
-    fetch_all_keys(walk.shape, walk.chunk, walk.groups[g][0], walk.operands, walk.room, passes)
+        skip_dead(walk.shape, walk.chunk, walk.constants.slot, walk.operands, walk.room, current, turn)
+    fetch_pass_keys(walk.shape, walk.chunk, walk.groups[g][0], walk.operands, walk.room, current, turn)
 
 
 def fetch_group_values(walk, g, entry, turn):
@@ -210,24 +211,27 @@ def attend_group(walk, constants, g, window, entry, next_group, following):
     keys = []
     values = []
     for turn in range(len(passes)):
-        keys.append(moving_keys(shape, chunk, group[0], own_heads(walk.room.keys[turn], group[0])))
         values.append(own_heads(walk.room.values[turn], group[0]))
-    if has_last_run(walk):
-        silence_last_run(chunk, constants.last_run, keys[len(passes) - 1], passes[len(passes) - 1])
     for t in range(len(group)):
         rows = group[t]
         own = constants.rows[g][t]
         state = walk.states[g][t]
+        last_tile = t == len(group) - 1
         restart(state, own.fresh, passes[0].starts)
-        seen = ()
-        if len(window) > 0:
-            seen = (window[0], window_mask(shape, own, passes[0]))
-        cached = []
+        steps = []
+        earlier = state.negative_max
         for turn in range(len(passes)):
-            cached.append((keys[turn], slot_bounds(shape, chunk, own, passes[turn])))
-        steps = score_steps(shape, chunk, rows, own, walk.stationaries[g][t], cached, seen, state.negative_max)
-        if t == len(group) - 1 and following != None:  # noqa: E711
-            fetch_group_keys(walk, next_group, following)
+            if t == 0:
+                # One pass's keys are transposed while the other's scores are masked.
+                keys.append(scored_keys(walk, constants, group[0], passes, turn))
+            seen = ()
+            if turn == 0 and len(window) > 0:
+                seen = (window[0], window_mask(shape, own, passes[0]))
+            cached = [(keys[turn], slot_bounds(shape, chunk, own, passes[turn]))]
+            steps.extend(score_steps(shape, chunk, rows, own, walk.stationaries[g][t], cached, seen, earlier))
+            earlier = steps[turn].negative_max
+            if last_tile and following != None:  # noqa: E711
+                fetch_group_keys(walk, next_group, following, turn)
         if t == 0:
             silence_values(walk, values, passes)
         for turn in range(len(passes)):
@@ -237,11 +241,19 @@ def attend_group(walk, constants, g, window, entry, next_group, following):
                 # Vector still masks the next pass.
                 engines = (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector)
             weigh_step(shape, chunk, rows, steps[turn], values[turn], window_values, state, False, engines)
-            if t == len(group) - 1 and following != None:  # noqa: E711
+            if last_tile and following != None:  # noqa: E711
                 fetch_group_values(walk, next_group, following, turn)
         operands = walk.operands
         stores = own_passes(walk, late_copy(entry))[0]
         store_output(shape, rows, own, state, operands.outputs, operands.sums, operands.shard, stores)
+
+
+def scored_keys(walk, constants, rows, passes, turn):
+    """Keys of a pass as they are scored."""
+    keys = moving_keys(walk.shape, walk.chunk, rows, own_heads(walk.room.keys[turn], rows))
+    if turn == len(passes) - 1 and has_last_run(walk):
+        silence_last_run(walk.chunk, constants.last_run, keys, passes[turn])
+    return keys
 
 
 def has_last_run(walk):

@@ -77,21 +77,20 @@ def fetch_all_places(chunk, runs, room, passes):
             fetch_places(chunk, runs, passes[turn], room.places[turn])
 
 
-def skip_all_dead(shape, chunk, slot, operands, room, passes):
+def skip_dead(shape, chunk, slot, operands, room, current, turn):
+    """Runs of pass `turn` of an item without a live slot are not loaded."""
     cache_rows = operands.value_cache.size // row_elements(shape, chunk.run)
-    for turn in range(len(passes)):
-        skip_dead_runs(chunk, slot, cache_rows, passes[turn], room.places[turn])
+    skip_dead_runs(chunk, slot, cache_rows, current, room.places[turn])
 
 
-def fetch_all_keys(shape, chunk, rows, operands, room, passes):
-    """Keys of the passes for the heads of row tiles like `rows`."""
-    for turn in range(len(passes)):
-        keys = own_heads(room.keys[turn], rows)
-        fetch_keys(shape, chunk, rows, operands.key_cache, passes[turn], room.places[turn], keys)
+def fetch_pass_keys(shape, chunk, rows, operands, room, current, turn):
+    """Keys of the pass `current` for the heads of row tiles like `rows`, into the room of pass `turn` of an item."""
+    keys = own_heads(room.keys[turn], rows)
+    fetch_keys(shape, chunk, rows, operands.key_cache, current, room.places[turn], keys)
 
 
 def fetch_pass_values(shape, chunk, rows, operands, room, current, turn):
-    """Values of the pass `current`, into the room of pass `turn` of an item."""
+    """The same for values."""
     places = room.value_places[turn]
     if places != None:  # noqa: E711
         # Those of the next item may then come before these values do.
