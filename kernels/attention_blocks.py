@@ -7,20 +7,66 @@ of all of them. A pass gathers a run a partition.
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_plan import PARTITIONS, tile
+from .attention_plan import PARTITIONS, psum, tile
 
 
-def list_runs(shape, chunk, block_table):
+def load_table(shape, block_table):
+    """The block table as [B * n, M / n] int32, each sequence's on n partitions."""
+    parts = PARTITIONS // shape.batch
+    while shape.table_size % parts > 0:
+        parts -= 1
+    blocks = tile((shape.batch * parts, shape.table_size // parts), nl.int32)
+    nisa.dma_copy(dst=blocks, src=block_table.reshape(blocks.shape))
+    return blocks
+
+
+def count_bad_blocks(shape, blocks, num_blocks, cached):
+    """[128, B] fp32: how many of the blocks that hold a sequence's first `cached` [128, B] positions do not exist."""
+    partitions, columns = blocks.shape
+    parts = partitions // shape.batch
+    # Slots are counted on over the sequences; a sequence's last one goes to each of its partitions.
+    across = tile((1, shape.batch, parts))
+    nisa.iota(dst=across, pattern=[[shape.slots, shape.batch], [0, parts]], offset=0, channel_multiplier=0)
+    ends = cached[0:1].expand_dim(2).broadcast(2, parts)
+    nisa.tensor_tensor(dst=across, data1=across, data2=ends, op=nl.add)
+    end = psum((partitions, 1))
+    nisa.nc_transpose(dst=end, data=across.reshape((1, partitions)), engine=nisa.engine.tensor)
+    slot = tile(blocks.shape)
+    bad = tile(blocks.shape)
+    count = tile((partitions, 1))
+    nisa.iota(
+        dst=slot,
+        pattern=[[shape.block_size, columns]],
+        offset=0,
+        channel_multiplier=columns * shape.block_size,
+    )
+    nisa.tensor_scalar(dst=bad, data=blocks, op0=nl.less, operand0=0.0)
+    nisa.scalar_tensor_tensor(
+        dst=bad, data=blocks, op0=nl.greater_equal, operand0=float(num_blocks), op1=nl.add, operand1=bad
+    )
+    nisa.scalar_tensor_tensor(dst=bad, data=slot, op0=nl.less, operand0=end, op1=nl.multiply, operand1=bad)
+    nisa.tensor_reduce(dst=count, op=nl.add, data=bad, axis=1)
+
+    # Column b sums the partitions of sequence b, on every partition.
+    own = tile((partitions, shape.batch))
+    upper = tile((partitions, shape.batch))
+    ones = tile((partitions, PARTITIONS))
+    counts = psum((PARTITIONS, shape.batch))
+    nisa.iota(dst=own, pattern=[[-parts, shape.batch]], offset=0, channel_multiplier=1)
+    nisa.tensor_scalar(dst=upper, data=own, op0=nl.less, operand0=float(parts), op1=nl.multiply, operand1=count)
+    nisa.scalar_tensor_tensor(dst=own, data=own, op0=nl.greater_equal, operand0=0.0, op1=nl.multiply, operand1=upper)
+    nisa.memset(dst=ones, value=1.0)
+    nisa.nc_matmul(dst=counts, stationary=ones, moving=own, accumulate=False)
+    return counts
+
+
+def list_runs(shape, chunk, blocks):
     """[n, 1] int32 in HBM: for each run of each sequence the cache row where head 0's begins, then room for a pass."""
     room = chunk.slots // chunk.run
     entries = shape.batch * shape.table_size
     per_block = shape.block_size // chunk.run
-    partitions = min(PARTITIONS, entries)
-    while entries % partitions > 0:
-        partitions -= 1
-    size = (partitions, entries // partitions, per_block)
-    blocks = tile(size[0:2], nl.int32)
-    nisa.dma_copy(dst=blocks, src=block_table.reshape(size[0:2]))
+    partitions = blocks.shape[0]
+    size = (partitions, blocks.shape[1], per_block)
     # int32 maths: fp32 would not be exact.
     scale = tile(size, nl.int32)
     offset = tile(size, nl.int32)

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
+from .attention_blocks import count_bad_blocks
 from .attention_plan import PARTITIONS, tile
 
 EVERYWHERE = float(1 << 24)  # past any slot
@@ -24,12 +25,13 @@ class Lengths(NamedTuple):
     base: object  # first slot to load: oldest, or where its block begins
 
 
-def checked_lengths(shape, given):
+def checked_lengths(shape, given, blocks=None, num_blocks=0):
     """Lengths [128, B] of all sequences, one or, for a ring, of two laps.
 
     From fp32 tiles [128, B]: seq_lens, draft_lens, then, if the call is positioned, cache_start and query_positions.
 
-    A sequence whose values do not fit counts as empty: 0 < live rows <= T, 0 <= seq_lens, room for both.
+    A sequence whose values do not fit counts as empty: 0 < live rows <= T, 0 <= seq_lens, room for both, and, of
+    `num_blocks`, the blocks that a paged cache needs; `blocks` as load_table leaves them.
     """
     size = given[0].shape
     cached = tile(size)
@@ -51,6 +53,12 @@ def checked_lengths(shape, given):
         nisa.scalar_tensor_tensor(dst=good, data=values, op0=op, operand0=bound, op1=nl.multiply, operand1=good)
     nisa.tensor_tensor(dst=cached, data1=given[0], data2=good, op=nl.multiply)
     nisa.scalar_tensor_tensor(dst=rows, data=given[1], op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=good)
+    if blocks != None:  # noqa: E711
+        bad = count_bad_blocks(shape, blocks, num_blocks, cached)
+        for values in (cached, rows):
+            nisa.scalar_tensor_tensor(
+                dst=values, data=bad, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=values
+            )
 
     position = cached
     if shape.positioned:

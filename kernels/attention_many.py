@@ -9,7 +9,7 @@ from typing import NamedTuple
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_blocks import list_runs
+from .attention_blocks import list_runs, load_table
 from .attention_lengths import checked_lengths, on_every_partition
 from .attention_loads import EVICTION_ENGINES, moving_keys, transpose_queries
 from .attention_output import store_output
@@ -69,10 +69,14 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
     `heads`: (first, one past the last) that are this core's.
     """
     plans = plan_items(shape, plan_rows(shape, heads[0], heads[1], MOST_STREAMS)[0][0], slot_cores)
-    laps = checked_lengths(shape, on_every_partition(lengths))
+    given = on_every_partition(lengths)
+    blocks = None
     runs = None
     if shape.block_size > 0:
-        runs = list_runs(shape, plans[0].chunk, operands.block_table)
+        blocks = load_table(shape, operands.block_table)
+        runs = list_runs(shape, plans[0].chunk, blocks)
+    num_blocks = operands.value_cache.shape[0]
+    laps = checked_lengths(shape, given, blocks, num_blocks)
     numbers = number_all(shape, len(laps), plans)
     chosen = tile(laps[0].cached.shape)
     nisa.memset(dst=chosen, value=1.0, engine=nisa.engine.vector)

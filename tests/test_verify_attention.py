@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_verify import loader
+from draft_verify import checks, loader
 from draft_verify.reference import emulator
 from draft_verify.reference.verify_attention import path_to
 from draft_verify.verify_attention import verify_attention
@@ -434,6 +434,21 @@ def test_a_block_that_does_not_exist_is_refused(entry):
     case.options["block_table"][1, 1] = entry
     with pytest.raises(ValueError, match="block_table"):
         case.run("reference")
+
+
+@pytest.mark.parametrize("block", [-1, None, 2**31 - 1, -(2**31)])
+@pytest.mark.parametrize("slots, seq_lens", [(300, [20, 37, 300]), (4200, [4100, 4150, 60])])
+def test_on_the_device_a_sequence_with_a_bad_block_is_an_empty_slot(slots, seq_lens, block, monkeypatch):
+    sizes = {"batch": 3, "slots": slots, "head_dim": 16, "cache_layout": "NHPD"}
+    case = make_case(8, **sizes, seq_lens=seq_lens, draft_lens=[3, 3, -1])
+    monkeypatch.setattr(checks, "values_known", lambda *arrays: False)
+    case.options["block_table"][1, 2] = len(case.key_cache) if block is None else block
+    output, lse = case.run()
+    case.options["draft_lens"][1] = -1
+    expected, expected_lse = case.run()
+    np.testing.assert_array_equal(output, expected)
+    np.testing.assert_array_equal(lse, expected_lse)
+    assert np.isneginf(lse[1]).all() and np.isfinite(lse[0]).all()
 
 
 def test_without_lse_the_output_alone_comes_back():

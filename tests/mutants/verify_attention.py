@@ -116,6 +116,13 @@ MUTANTS = [
         _AGREES,
     ),
     Mutant(
+        "blocks past the last one are taken to exist",
+        "kernels/attention_blocks.py",
+        "op0=nl.greater_equal, operand0=float(num_blocks), op1=nl.add",
+        "op0=nl.greater_equal, operand0=1e30, op1=nl.add",
+        ("tests/test_verify_attention.py::test_on_the_device_a_sequence_with_a_bad_block_is_an_empty_slot",),
+    ),
+    Mutant(
         "a listed item is taken twice, the next one left out",
         "kernels/attention_many.py",
         "fetch_entry(work, item, 2, after)",
