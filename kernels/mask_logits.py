@@ -7,6 +7,7 @@ import nki.language as nl
 from .vocabulary import NUM_GROUPS
 
 WORD = 32  # ids a word of the mask covers
+HALF = WORD // 2
 ROWS = 4  # a tile: enough to fill the Vector engine's issue interval, 20 KiB of bits a partition at 152k ids
 
 
@@ -37,11 +38,12 @@ def mask_logits(logits, allowed_mask, vocab_size):
         words = nl.ndarray((NUM_GROUPS, count, lane_words), dtype=nl.int32, buffer=nl.sbuf)
         nisa.memset(dst=words, value=0)
         move(words, allowed_mask, start, count, num_words, words_width, True)
-        bits = nl.ndarray((NUM_GROUPS, count, lane_words, WORD), dtype=nl.uint32, buffer=nl.sbuf)
-        for bit in range(WORD):
+        # In half words, since a predicate has 16 bits at most.
+        bits = nl.ndarray((NUM_GROUPS, count, 2 * lane_words, HALF), dtype=nl.uint16, buffer=nl.sbuf)
+        for bit in range(HALF):
             nisa.tensor_scalar(
                 dst=bits[:, :, :, bit],
-                data=words.view(nl.uint32),
+                data=words.view(nl.uint16),
                 op0=nl.right_shift,
                 operand0=bit,
                 op1=nl.bitwise_and,
@@ -50,10 +52,14 @@ def mask_logits(logits, allowed_mask, vocab_size):
         values = nl.ndarray((NUM_GROUPS, count, lane_ids), dtype=logits.dtype, buffer=nl.sbuf)
         nisa.memset(dst=values, value=0.0)
         move(values, logits, start, count, vocab_size, width, True)
-        result = nl.ndarray((NUM_GROUPS, count, lane_ids), dtype=logits.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=result, value=float("-inf"))
-        nisa.tensor_copy_predicated(dst=result, src=values, predicate=bits.reshape((NUM_GROUPS, count, lane_ids)))
-        move(result, masked, start, count, vocab_size, vocab_size, False)
+        nisa.select_reduce(
+            dst=values,
+            predicate=bits.reshape((NUM_GROUPS, count, lane_ids)),
+            on_true=values,
+            on_false=float("-inf"),
+            reduce_cmd=nisa.reduce_cmd.idle,
+        )
+        move(values, masked, start, count, vocab_size, vocab_size, False)
     return masked
 
 

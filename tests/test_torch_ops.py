@@ -371,6 +371,13 @@ def test_xla_tensors_launch_the_kernel_on_a_parameters_data_and_its_outputs_are_
         assert data is not cache and data.data_ptr() == cache.data_ptr()
 
 
+def test_a_map_is_turned_round_into_a_tensor_where_it_was_one():
+    for given in (ints(4, 7, 4), torch.tensor([4, 7, 4], dtype=torch.int32)):
+        table = draft_verify.invert_draft_to_target(given, V)
+        assert type(table) is type(given) and table.shape == (2, V)
+        assert table[0, [4, 7]].tolist() == [0, 1] and table[1].tolist() == [-1] * 4 + [2] + [-1] * 6
+
+
 def test_on_a_device_a_draft_law_is_projected_by_its_own_launch_and_verified_as_probabilities(monkeypatch):
     launched = []
 

@@ -246,8 +246,8 @@ MUTANTS = [
     Mutant(
         "a masked token is as likely as an unlikely one (kernel)",
         "kernels/mask_logits.py",
-        'value=float("-inf")',
-        "value=-30.0",
+        'on_false=float("-inf")',
+        "on_false=-30.0",
         ("tests/test_mask_logits.py", "tests/test_token_logprobs.py"),
     ),
     Mutant(
@@ -261,7 +261,7 @@ MUTANTS = [
         "a grammar's bits are read from the top of a word (kernel)",
         "kernels/mask_logits.py",
         "operand0=bit,",
-        "operand0=WORD - 1 - bit,",
+        "operand0=HALF - 1 - bit,",
         ("tests/test_mask_logits.py",),
     ),
     Mutant(
