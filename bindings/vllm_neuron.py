@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from draft_verify import checks
 from draft_verify.rejection_sampling import rejection_sampling
 from draft_verify.uniforms_for import uniforms_for
 
@@ -38,12 +39,13 @@ def windows(metadata: Any) -> Windows:
     draft_lens = ends - starts
     index = torch.arange(metadata.max_spec_len + 1, device=ends.device)
     is_draft = index < draft_lens[:, None]
-    if drafts.shape[0] == 0:  # no request drafted: the shape says so, no value does
+    flat_size = min(drafts.shape[0], targets.shape[0])  # each may have been padded by itself
+    if flat_size == 0:  # no request drafted: the shape says so, no value does
         slots = torch.zeros_like(is_draft[:, :-1], dtype=torch.int64)
         return Windows(
             slots.to(torch.int32) - 1, draft_lens.to(torch.int32), bonus[:, None].expand(is_draft.shape), slots
         )
-    flat = (starts[:, None] + index).clamp(max=drafts.shape[0] - 1)
+    flat = (starts[:, None] + index).clamp(max=flat_size - 1)
     slots = flat[:, :-1]
     return Windows(
         draft_tokens=torch.where(is_draft[:, :-1], drafts[slots], -1),
@@ -84,48 +86,62 @@ class RejectionSampler(torch.nn.Module):
         Args:
             metadata: SpecDecodeMetadata of the flat batch (see `windows`).
             draft_probs: [n, V] the laws the drafts were drawn from; None for greedy drafts.
-            logits: [n + B, V] fp32 or bf16, raw; not modified.
-            sampling_metadata: vLLM's, of which `all_greedy`, `temperature`, `top_k` and `top_p` ([B] or None) count.
+            logits: [n + B, V] fp32 or bf16, raw; not modified. Rows that the metadata does not name are not read.
+            sampling_metadata: vLLM's: `all_greedy`, `temperature`, `top_k`, `top_p` and `min_p` ([B] or None; min_p
+                also from `logitsprocs`), and `generators`.
             uniforms: [B, K + 2] in (0, 1); or
             seeds, positions: [B] int, from which they are computed in the graph (`uniforms_for`; the position is that
-                of a request's last emitted token). With neither they are drawn from torch's generator.
+                of a request's last emitted token). With neither they are drawn from a request's generator, or torch's.
 
         Returns:
             [B, K + 1] int32: accepted drafts, then the recovered or bonus token, then -1. At least one token a request.
+
+        Raises:
+            ValueError: a request asks for what is not done here: penalties, bad words, allowed ids, logit biases, a
+                minimum of tokens, other logits processors; or arguments that do not fit.
         """
+        checks.expect(seeds is None or uniforms is None, "uniforms", "seeds as well", "one of the two")
+        parameters = _parameters(sampling_metadata)
         batch = windows(metadata)
         num_requests, num_drafts = batch.draft_tokens.shape
-        if metadata.draft_token_ids.shape[0] == 0:
-            draft_probs = None
+        if draft_probs is not None:
+            num_laws = draft_probs.shape[0]
+            draft_probs = draft_probs[batch.slots.clamp(max=num_laws - 1)] if num_laws else None
         if uniforms is None:
-            uniforms = self._uniforms(seeds, positions, num_requests, num_drafts + 2, logits.device)
+            generators = getattr(sampling_metadata, "generators", None) or {}
+            uniforms = _uniforms(seeds, positions, generators, (num_requests, num_drafts + 2), logits.device)
         return rejection_sampling(
             batch.draft_tokens,
-            _windowed(logits, batch.rows),
+            logits[batch.rows],
             uniforms,
-            draft_probs=None if draft_probs is None else _windowed(draft_probs, batch.slots),
+            draft_probs=draft_probs,
             draft_lens=batch.draft_lens,
             rule=self.rule,
             vocab_size=self.vocab_size,
             backend=self.backend,
-            **_parameters(sampling_metadata),
+            **parameters,
         ).tokens
 
-    @staticmethod
-    def _uniforms(seeds, positions, num_requests, columns, device):
-        if seeds is not None:
-            return uniforms_for(seeds, positions, columns - 2)
-        # torch's generator may return 0, which no inverse CDF must see.
-        return torch.rand((num_requests, columns), device=device).clamp(2.0**-24, 1.0 - 2.0**-24)
 
-
-def _windowed(flat: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-    """Rows of flat [n, V] as [B, rows, V]; where every request drafted K tokens they lie so already."""
-    return flat.view(*index.shape, -1) if flat.shape[0] == index.numel() else flat[index]
+def _uniforms(
+    seeds: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    generators: dict[int, torch.Generator],
+    shape: tuple[int, int],
+    device: torch.device,
+) -> torch.Tensor:
+    if seeds is not None:
+        return uniforms_for(seeds, positions, shape[1] - 2)
+    uniforms = torch.rand(shape, device=device)
+    for request, generator in generators.items():
+        uniforms[request] = torch.rand(shape[1], generator=generator, device=device)
+    # torch's generators may return 0, which no inverse CDF must see.
+    return uniforms.clamp(2.0**-24, 1.0 - 2.0**-24)
 
 
 def _parameters(sampling_metadata: Any) -> dict[str, Any]:
     """vLLM's parameters here: greedy requests have a temperature of 0 (-1 in older versions), a top_k of V is off."""
+    min_p = _min_p(sampling_metadata)
     if sampling_metadata.all_greedy or sampling_metadata.temperature is None:
         return {"temperature": 0.0}
     parameters = {"temperature": sampling_metadata.temperature.to(torch.float32).clamp(min=0.0)}
@@ -133,7 +149,29 @@ def _parameters(sampling_metadata: Any) -> dict[str, Any]:
         parameters["top_k"] = sampling_metadata.top_k.to(torch.int32)
     if sampling_metadata.top_p is not None:
         parameters["top_p"] = sampling_metadata.top_p.to(torch.float32)
+    if min_p is not None:
+        parameters["min_p"] = min_p.reshape(-1).to(torch.float32)
     return parameters
+
+
+def _min_p(sampling_metadata: Any) -> torch.Tensor | None:
+    """min_p, a field of older and a logits processor of newer versions (vLLM, v1/sample). Nothing else that changes
+    logits is done here, and what a request asks for is not dropped without a word."""
+    asked = {
+        "penalties": not getattr(sampling_metadata, "no_penalties", True),
+        "allowed_token_ids_mask": getattr(sampling_metadata, "allowed_token_ids_mask", None) is not None,
+        "bad_words_token_ids": bool(getattr(sampling_metadata, "bad_words_token_ids", None)),
+    }
+    min_p = getattr(sampling_metadata, "min_p", None)
+    for processor in getattr(getattr(sampling_metadata, "logitsprocs", None), "all", ()):
+        if hasattr(processor, "min_p_count"):
+            min_p = processor.min_p if processor.min_p_count else min_p
+        else:  # vLLM's others know their requests by a dict
+            requests = getattr(processor, "biases", getattr(processor, "min_toks", True))
+            asked[type(processor).__name__] = bool(requests)
+    for name, is_asked in asked.items():
+        checks.expect(not is_asked, "sampling_metadata", name, "requests without it: it is not applied to drafts here")
+    return min_p
 
 
 def rejection_sampler(metadata: Any, sampled_tokens: torch.Tensor) -> torch.Tensor:
