@@ -8,12 +8,18 @@ from typing import Any
 import numpy as np
 
 from draft_verify.arrays import is_torch
-from draft_verify.checks import FLOAT8, dtype_name
+from draft_verify.checks import FLOAT8, dtype_name, expect
 
 
 def as_layers(*arrays: Any) -> tuple[tuple, ...]:
     """Each argument as a tuple with one entry a layer."""
     return tuple(tuple(entry) if isinstance(entry, tuple | list) else (entry,) for entry in arrays)
+
+
+def expect_tensors(argument: str, value: Any) -> None:
+    """Among tensors, what is written in place is a tensor too: of an array, a copy would be written."""
+    for entry in as_layers(value)[0]:
+        expect(is_torch(entry), argument, type(entry).__name__, "a tensor, as other arguments are")
 
 
 def one_or_layers(entries: tuple) -> Any:

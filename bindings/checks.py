@@ -355,6 +355,18 @@ def sampling(batch: int, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -
             expect(low <= value <= high, argument, value, what)
 
 
+def is_zero(value: Any) -> bool:
+    """Whether a number, or an array whose values are known, is 0 throughout."""
+    return isinstance(value, int | float | np.generic | np.ndarray) and not np.any(value)
+
+
+def unused(why: str, **arguments: Any) -> None:
+    """Refuses arguments that would be ignored without a word, and says why they would."""
+    for argument, value in arguments.items():
+        got = value if isinstance(value, int | float) else type(value).__name__
+        expect(value is None, argument, got, f"None {why}")
+
+
 def rejection_sampling(
     draft_tokens: Any,
     target_logits: Any,
@@ -602,6 +614,9 @@ def tree_acceptance(
     shape = (batch, rows, target_logits.shape[2])
     draft_laws(draft_logits, draft_probs, shape, draft_to_target, target_to_draft, vocab_size)
     sampling(batch, temperature, top_k, top_p, min_p)
+    if rule == "greedy":
+        temperature = None if is_zero(temperature) else temperature
+        unused("with rule 'greedy'", temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
     return batch, rows, vocab_size
 
 

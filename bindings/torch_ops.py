@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from draft_verify import arrays, backends
+from draft_verify.caches import expect_tensors
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.sample_tokens import SampledTokens
 from draft_verify.reference.token_logprobs import Logprobs
@@ -79,15 +80,17 @@ def call(name: str, arguments: dict[str, Any]) -> Any:
 
     inputs = {}
     for argument, value in arguments.items():
+        if argument in written:
+            expect_tensors(argument, value)
         if argument in _LAYERED.get(name, ()):
-            inputs[argument] = list(value) if isinstance(value, tuple | list) else [value]
+            inputs[argument] = [_tensor(entry, device) for entry in _layers(value)]
         elif argument in _TYPES:
             inputs[argument] = value
         else:
             inputs[argument] = _tensor(value, device)
     results = getattr(torch.ops.draft_verify, name)(**inputs)
     if written:
-        return tuple(arguments[argument] for argument in written)
+        return tuple(_each(arguments[argument], lambda cache: cache) for argument in written)
     named = _NAMED_RESULTS.get(inspect.signature(_functions[name]).return_annotation)
     if named is not None:
         return named(*results)

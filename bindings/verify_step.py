@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from draft_verify import checks
 from draft_verify.arrays import is_torch, to_numpy
-from draft_verify.caches import as_layers, chain_path
+from draft_verify.caches import as_layers, chain_path, expect_tensors
 from draft_verify.commit_window import commit_window
 from draft_verify.greedy_acceptance import greedy_acceptance
 from draft_verify.reference.acceptance import Acceptance
+from draft_verify.reference.tensors import to_torch
 from draft_verify.rejection_sampling import rejection_sampling
 from draft_verify.tree_acceptance import tree_acceptance
+from draft_verify.typical_acceptance import typical_acceptance
 from draft_verify.uniforms_for import uniforms_for
 
 
@@ -58,11 +61,15 @@ class Step(NamedTuple):
     caches: tuple = ()
 
 
+# What the rules that do not take all of them take of a law's parameters.
+_PARAMETERS = {"greedy": (), "typical": ("temperature", "posterior_threshold", "posterior_alpha")}
+
+
 def verify_step(
     draft_tokens: Any,
     target_logits: Any,
     seq_lens: Any,
-    caches: Sequence[CacheWindow] = (),
+    caches: Sequence[CacheWindow] | CacheWindow = (),
     *,
     seeds: Any = None,
     uniforms: Any = None,
@@ -75,7 +82,9 @@ def verify_step(
     top_k: Any = None,
     top_p: Any = None,
     min_p: Any = None,
-    stop_token_ids: Sequence[int] = (),
+    posterior_threshold: float | None = None,
+    posterior_alpha: float | None = None,
+    stop_token_ids: Sequence[int] | int | None = (),
     max_length: int | None = None,
     vocab_size: int | None = None,
     allowed_mask: Any = None,
@@ -92,36 +101,25 @@ def verify_step(
     Args:
         draft_tokens: [B, T-1] int32.
         target_logits: [B, T, V] fp32 or bf16, of the window's rows.
-        seq_lens: [B] int32, tokens in the caches before the step.
+        seq_lens: [B] int32, tokens in the caches before the step; anything in an empty slot.
         caches: what to commit the accepted rows to, in place: target's and draft's alike.
         seeds: [B] int, one a sequence, from which and from seq_lens the uniforms are computed (`uniforms_for`); or
         uniforms: [B, T + 1] in (0, 1). With neither, greedy.
-        rule: "greedy"; "token" or "block" for a chain; for a tree any rule of `tree_acceptance`. Default greedy without
-            randomness, else "token", for trees "target_only".
+        rule: "greedy"; "token" or "block" for a chain; for a tree any rule of `tree_acceptance`; "typical" for both.
+            Default greedy without randomness, else "token", for a tree without a draft law "target_only".
         tree, draft_logits, draft_probs, draft_lens, temperature, top_k, top_p, min_p, vocab_size, allowed_mask,
-            draft_to_target, target_to_draft, backend, lnc: as in `rejection_sampling` and `tree_acceptance`.
-        stop_token_ids: ids that end a sequence; the first one emitted is its last token.
+            draft_to_target, target_to_draft, backend, lnc: as in `rejection_sampling` and `tree_acceptance`. What the
+            rule would not use is refused.
+        posterior_threshold, posterior_alpha: of `typical_acceptance`, for that rule.
+        stop_token_ids: ids (or one) that end a sequence; the first one emitted is its last token.
         max_length: the most tokens a sequence may have, prompt included; default no limit.
+
+    Returns:
+        Step.
 
     Raises:
         ValueError: arguments that do not fit; nothing is written then.
     """
-    rows = target_logits.shape[1]
-    if max_length is not None:
-        # A sequence has seq_lens + 1 tokens before the step: the cached ones and row 0.
-        has_room = seq_lens + 1 < max_length
-        draft_lens = _int32(_where(has_room, rows - 1 if draft_lens is None else draft_lens, -1))
-    if uniforms is None and seeds is not None:
-        uniforms = uniforms_for(seeds, seq_lens, rows - 1, backend=backend, lnc=lnc)
-    if rule is None:
-        rule = "greedy" if uniforms is None else "token" if tree is None else "target_only"
-    shared = {
-        "draft_lens": draft_lens,
-        "vocab_size": vocab_size,
-        "allowed_mask": allowed_mask,
-        "backend": backend,
-        "lnc": lnc,
-    }
     law = {
         "draft_logits": draft_logits,
         "draft_probs": draft_probs,
@@ -131,16 +129,42 @@ def verify_step(
         "min_p": min_p,
         "draft_to_target": draft_to_target,
         "target_to_draft": target_to_draft,
+        "posterior_threshold": posterior_threshold,
+        "posterior_alpha": posterior_alpha,
     }
-    if tree is not None:
+    law = {name: value for name, value in law.items() if value is not None}
+    rule = _rule(rule, seeds, uniforms, tree is not None, law)
+    caches = [caches] if isinstance(caches, CacheWindow) else [CacheWindow(*cache) for cache in caches]
+    seq_lens, draft_lens = _same_kind(seq_lens, draft_lens)
+    if not _is_traced(seq_lens):
+        _check_lengths(target_logits, seq_lens, draft_lens)
+    rows = target_logits.shape[1]
+    if max_length is not None:
+        # A sequence has seq_lens + 1 tokens before the step: the cached ones and row 0.
+        has_room = seq_lens + 1 < max_length
+        draft_lens = _int32(_where(has_room, rows - 1 if draft_lens is None else draft_lens, -1))
+    if seeds is not None:
+        positions = seq_lens if draft_lens is None else _where(draft_lens >= 0, seq_lens, 0)
+        uniforms = uniforms_for(seeds, positions, rows - 1, backend=backend, lnc=lnc)
+    shared = {
+        "draft_lens": draft_lens,
+        "vocab_size": vocab_size,
+        "allowed_mask": allowed_mask,
+        "backend": backend,
+        "lnc": lnc,
+    }
+    if rule == "typical":
+        acceptance = typical_acceptance(draft_tokens, target_logits, uniforms, tree=tree, **law, **shared)
+    elif tree is not None:
         acceptance = tree_acceptance(tree, draft_tokens, target_logits, uniforms, rule=rule, **law, **shared)
     elif rule == "greedy":
         acceptance = greedy_acceptance(draft_tokens, target_logits, **shared)
     else:
         acceptance = rejection_sampling(draft_tokens, target_logits, uniforms, rule=rule, **law, **shared)
-    step = _cut(acceptance, seq_lens, stop_token_ids, max_length)
+    seq_lens, *accepted = _same_kind(seq_lens, *acceptance)
+    step = _cut(Acceptance(*accepted), seq_lens, _stop_ids(stop_token_ids), max_length)
     for cache in caches[1:]:  # the first is checked by its own commit, before anything is written
-        _check(cache, seq_lens, step)
+        _check_commit(cache, seq_lens, step)
     committed = tuple(
         commit_window(
             *cache[:4],
@@ -156,10 +180,45 @@ def verify_step(
     return step._replace(caches=committed)
 
 
-def _check(cache: CacheWindow, seq_lens: Any, step: Step) -> None:
+def _rule(rule: str | None, seeds: Any, uniforms: Any, is_tree: bool, law: dict[str, Any]) -> str:
+    """The rule, which uses all of `law` that is given, but for a temperature of 0 where that is what it does anyway."""
+    checks.expect(seeds is None or uniforms is None, "uniforms", "seeds as well", "one of the two")
+    draws = seeds is not None or uniforms is not None
+    if rule is None:
+        has_law = "draft_logits" in law or "draft_probs" in law
+        expected = "'without_replacement' or 'independent', whichever way a tree's siblings were drawn"
+        checks.expect(not (draws and is_tree and has_law), "rule", "None with a tree and a draft law", expected)
+        rule = ("target_only" if is_tree else "token") if draws else "greedy"
+    checks.expect(draws or rule == "greedy", "uniforms", "None", f"seeds or uniforms with rule {rule!r}")
+    if rule == "greedy" and checks.is_zero(to_numpy(law.get("temperature"))):
+        del law["temperature"]
+    for name in ("posterior_threshold", "posterior_alpha"):
+        checks.expect(rule != "typical" or name in law, name, "None", "a number with rule 'typical'")
+    taken = _PARAMETERS.get(rule, tuple(name for name in law if not name.startswith("posterior")))
+    why = f"with rule {rule!r}" if draws else "without seeds or uniforms, which make a greedy step"
+    checks.unused(why, **{name: value for name, value in law.items() if name not in taken})
+    return rule
+
+
+def _check_lengths(target_logits: Any, seq_lens: Any, draft_lens: Any) -> None:
+    checks.array("target_logits", target_logits, ("B", "T", "V"), checks.FLOATS)
+    seq_lens, draft_lens = to_numpy(seq_lens), to_numpy(draft_lens)
+    batch = target_logits.shape[0]
+    checks.array("seq_lens", seq_lens, (batch,), ("int32",))
+    if draft_lens is not None:
+        checks.array("draft_lens", draft_lens, (batch,), ("int32",))
+    if checks.values_known(seq_lens, draft_lens):
+        live = seq_lens if draft_lens is None else np.where(draft_lens >= 0, seq_lens, 0)
+        checks.in_range("seq_lens", live, 0, np.iinfo(np.int32).max, "0 or more, unless draft_lens is -1")
+
+
+def _check_commit(cache: CacheWindow, seq_lens: Any, step: Step) -> None:
     """Raises ValueError where the arguments of a commit do not fit; under tracing the operators check themselves."""
-    if is_torch(seq_lens) and sys.modules["torch"].compiler.is_compiling():
+    if _is_traced(seq_lens):
         return
+    if is_torch(seq_lens):
+        expect_tensors("key_cache", cache.key_cache)
+        expect_tensors("value_cache", cache.value_cache)
     key_cache, value_cache, key, value, block_table, layout, ring, key_scale, value_scale = map(to_numpy, cache)
     checks.commit_window(
         *as_layers(key_cache, value_cache, key, value),
@@ -172,7 +231,7 @@ def _check(cache: CacheWindow, seq_lens: Any, step: Step) -> None:
     )
 
 
-def _cut(acceptance: Acceptance, seq_lens: Any, stop_token_ids: Sequence[int], max_length: int | None) -> Step:
+def _cut(acceptance: Acceptance, seq_lens: Any, stop_ids: Sequence[int], max_length: int | None) -> Step:
     """The emitted tokens end with the first stop token, and where the sequence is full.
 
     The last token emitted is always the next row 0, without a key: a cut accepts one draft less and emits that one.
@@ -182,7 +241,7 @@ def _cut(acceptance: Acceptance, seq_lens: Any, stop_token_ids: Sequence[int], m
     batch, rows = tokens.shape
     index = chain_path(tokens, batch, rows)
     stops = tokens == -2  # nothing yet
-    for token in stop_token_ids:
+    for token in stop_ids:
         stops = stops | (tokens == token)
     first_stop = xp.amin(_where(stops, index, rows), axis=1)
     most = first_stop if max_length is None else xp.clip(max_length - 2 - seq_lens, -1, rows)
@@ -202,6 +261,25 @@ def _cut(acceptance: Acceptance, seq_lens: Any, stop_token_ids: Sequence[int], m
         path=_int32(_where(kept, acceptance.path, -1)),
         invalid=acceptance.invalid,
     )
+
+
+def _stop_ids(stop_token_ids: Sequence[int] | int | None) -> Sequence[int]:
+    """As models' configurations give eos_token_id: none, one or several."""
+    if stop_token_ids is None:
+        return ()
+    return (stop_token_ids,) if isinstance(stop_token_ids, Integral) else stop_token_ids
+
+
+def _is_traced(array: Any) -> bool:
+    return is_torch(array) and sys.modules["torch"].compiler.is_compiling()
+
+
+def _same_kind(*values: Any) -> tuple:
+    """Arrays among tensors as tensors, as every operation takes them."""
+    tensor = next((value for value in values if is_torch(value)), None)
+    if tensor is None:
+        return values
+    return tuple(to_torch(value).to(tensor.device) if isinstance(value, np.ndarray) else value for value in values)
 
 
 def _where(condition: Any, chosen: Any, other: Any) -> Any:

@@ -335,11 +335,11 @@ def tree_case(
         "target_logits": target,
         "rule": rule,
         "uniforms": rng.uniform(1e-6, 1 - 1e-6, (batch, rows + 1)).astype(np.float32),
-        "temperature": temperature,
         "draft_lens": lens,
         "vocab_size": vocab_size,
-        **parameters,
     }
+    if rule != "greedy":
+        case |= {"temperature": temperature, **parameters}
     if rule in ("without_replacement", "independent"):
         case["draft_" + draft] = draft_logits if draft == "logits" else probs
     return case

@@ -37,7 +37,7 @@ def test_kernel_gives_the_logarithms_of_the_reference(seed, cut, lnc):
 
 @given(
     seed=st.integers(0, 2**32 - 1),
-    rule=st.sampled_from(["greedy", "target_only", "without_replacement"]),
+    rule=st.sampled_from(["target_only", "independent", "without_replacement"]),
     lnc=st.sampled_from([1, 2]),
 )
 def test_of_a_trees_path_too_cut_and_masked(seed, rule, lnc):

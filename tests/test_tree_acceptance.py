@@ -190,3 +190,12 @@ def test_bad_input_is_refused_by_name(argument, value):
     case = {**case, "draft_lens": np.full(2, 5, np.int32), "tree": np.array([-1, 0, 0, 1, 1, 2], np.int32)}
     with pytest.raises(ValueError, match=argument):
         draft_verify.tree_acceptance(**{**case, argument: value}, backend="emulator")
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 0.7}, {"top_k": 3}, {"top_p": 0.9}, {"min_p": 0.1}])
+def test_the_greedy_rule_refuses_what_it_would_not_use_T35(sampling):
+    inputs = np.array([-1, 0, 0], np.int32), np.zeros((1, 2), np.int32), np.zeros((1, 3, 9), np.float32)
+    (argument,) = sampling
+    with pytest.raises(ValueError, match=f"^{argument}: got .*, expected None with rule 'greedy'"):
+        draft_verify.tree_acceptance(*inputs, **sampling)
+    assert draft_verify.tree_acceptance(*inputs, temperature=0.0).tokens[0, 0] == 0

@@ -19,7 +19,7 @@ MEDUSA = {"posterior_threshold": 0.09, "posterior_alpha": 0.3}
 
 
 def typical_case(rng, batch, rows, vocab_size, dtype, chain):
-    case = tree_case(rng, batch, rows, vocab_size, dtype, "greedy")
+    case = tree_case(rng, batch, rows, vocab_size, dtype, "target_only")
     del case["rule"]
     if chain:
         del case["tree"]

@@ -181,6 +181,110 @@ def test_compile_sees_uniforms_acceptance_and_one_commit_a_cache():
     assert len(operators) == 4 and sum("commit_window" in name for name in operators) == 2
 
 
+@pytest.mark.parametrize("is_tree", [False, True])
+@given(case=steps())
+def test_typical_acceptance_steps_chains_and_trees(case, is_tree):
+    tokens, logits, seq_lens, caches, window, options = case
+    rows = logits.shape[1]
+    arguments = {
+        "tree": np.array([-1, 0, 0, 1, 2][:rows], np.int32) if is_tree else None,
+        "temperature": 0.8,
+        "posterior_threshold": 0.3,
+        "posterior_alpha": 0.5,
+        "draft_lens": options["draft_lens"],
+    }
+    uniforms = np.full((len(logits), rows + 1), 0.4, np.float32)
+    step = verify_step(
+        tokens, logits, seq_lens, CacheWindow(*caches, *window), rule="typical", uniforms=uniforms, **arguments
+    )
+    accepted = draft_verify.typical_acceptance(tokens, logits, uniforms, **arguments)
+    for ours, theirs in zip((step.tokens, step.num_accepted, step.path, step.invalid), accepted, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+DRAWS = {"uniforms": np.full((1, 4), 0.5, np.float32)}
+LOGITS = np.zeros((1, 3, V), np.float32)
+CHAIN, TREE = {"draft_logits": LOGITS[:, :2]}, {"tree": np.array([-1, 0, 0], np.int32)}
+TYPICAL = {"rule": "typical", "posterior_threshold": 0.1, "posterior_alpha": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("argument", "options"),
+    [
+        ("temperature", {"temperature": 0.7}),
+        ("temperature", {"temperature": -5.0, "rule": "greedy"}),
+        ("temperature", {"temperature": np.array([0.7], np.float32)}),
+        ("top_k", {"temperature": 0, "top_k": 3}),
+        ("top_p", {"top_p": 0.9, **TREE}),
+        ("min_p", {"min_p": 0.1}),
+        ("draft_logits", CHAIN),
+        ("draft_probs", {"draft_probs": LOGITS[:, :2]}),
+        ("draft_to_target", {"draft_to_target": np.arange(V, dtype=np.int32)}),
+        ("temperature", {"temperature": 0.7, "rule": "greedy", **DRAWS}),
+        ("uniforms", {"seeds": np.array([1], np.int32), **DRAWS}),
+        ("uniforms", {"rule": "token"}),
+        ("rule", {"draft_logits": LOGITS, **TREE, **DRAWS}),
+        ("rule", {"rule": "independent", **CHAIN, **DRAWS}),
+        ("posterior_alpha", {"posterior_alpha": 0.3, **DRAWS}),
+        ("posterior_alpha", {"rule": "typical", "posterior_threshold": 0.3, **DRAWS}),
+        ("top_k", {**TYPICAL, "top_k": 3, **DRAWS}),
+        ("draft_logits", {**TYPICAL, **CHAIN, **DRAWS}),
+    ],
+)
+def test_what_a_step_would_not_use_is_refused_T35(argument, options):
+    with pytest.raises(ValueError, match=f"^{argument}: "):
+        verify_step(np.zeros((1, 2), np.int32), LOGITS, np.array([2], np.int32), **options)
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, np.zeros(1, np.float32)])
+def test_temperature_0_says_what_a_greedy_step_does(zero):
+    inputs = np.zeros((1, 2), np.int32), LOGITS, np.array([2], np.int32)
+    assert verify_step(*inputs, temperature=zero).tokens.tolist() == verify_step(*inputs).tokens.tolist()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_length": 9}, {"seeds": np.array([5, 6], np.int32)}])
+def test_an_empty_slot_may_have_any_length_and_no_other(options):
+    tokens, logits = np.ones((2, 2), np.int32), np.random.default_rng(0).standard_normal((2, 3, V)).astype(np.float32)
+    draft_lens = np.array([2, -1], np.int32)
+    for anything in (-1, 0, -(2**31), 2**31 - 1):
+        step = verify_step(tokens, logits, np.array([3, anything], np.int32), draft_lens=draft_lens, **options)
+        alone = {name: value[:1] if name == "seeds" else value for name, value in options.items()}
+        expected = verify_step(tokens[:1], logits[:1], np.array([3], np.int32), draft_lens=draft_lens[:1], **alone)
+        assert step.tokens.tolist() == [*expected.tokens.tolist(), [-1] * 3]
+        assert step.next_seq_lens[1] == anything and step.finished[1]
+    for lens in (None, np.array([2, 0], np.int32)):
+        with pytest.raises(ValueError, match=r"^seq_lens: got -1 at \[1\]"):
+            verify_step(tokens, logits, np.array([3, -1], np.int32), draft_lens=lens, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_length": 9}])
+@pytest.mark.parametrize("tensor", range(5))
+def test_one_tensor_among_arrays_makes_a_step_of_tensors(tensor, options):
+    torch = pytest.importorskip("torch")
+    inputs = [
+        np.ones((2, 2), np.int32),
+        np.random.default_rng(0).standard_normal((2, 3, V)).astype(np.float32),
+        np.array([3, 4], np.int32),
+        np.array([2, 1], np.int32),  # draft_lens
+        np.array([5, 6], np.int32),  # seeds
+    ]
+    mixed = [torch.from_numpy(value) if i == tensor else value for i, value in enumerate(inputs)]
+    step, expected = (
+        verify_step(*arrays[:3], draft_lens=arrays[3], seeds=arrays[4], **options) for arrays in (mixed, inputs)
+    )
+    for name, theirs in expected._asdict().items():
+        if name != "caches":
+            np.testing.assert_array_equal(getattr(step, name).numpy(), theirs)
+
+
+@pytest.mark.parametrize(("given", "ids"), [(None, ()), (2, (2,)), (np.int64(2), (2,)), (np.array([2, 3]), (2, 3))])
+def test_stop_tokens_come_as_configurations_hold_them(given, ids):
+    logits = np.zeros((1, 3, V), np.float32)
+    logits[0, range(3), [1, 2, 4]] = 9
+    inputs = np.array([[1, 2]], np.int32), logits, np.array([2], np.int32)
+    assert verify_step(*inputs, stop_token_ids=given).tokens.tolist() == [[1, 2, -1 if ids else 4]]
+
+
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_bad_input_is_refused_before_anything_is_written(kind):
     rows = np.ones((1, HEADS, 3, D), np.float32)
@@ -201,4 +305,9 @@ def test_bad_input_is_refused_before_anything_is_written(kind):
         verify_step(*arrays, [good, CacheWindow(small, small, rows, rows)])
     with pytest.raises(ValueError, match="draft_tokens"):
         verify_step(arrays[0][:, :1], *arrays[1:], [good])
+    if kind == "torch":
+        for array in (caches[2], (caches[2],)):
+            for among in ((array, windows[2], rows, rows), (windows[2], array, rows, rows)):
+                with pytest.raises(ValueError, match="_cache: got ndarray"):
+                    verify_step(*arrays, [good, CacheWindow(*among)])
     assert not any(cache.any() for cache in caches)
