@@ -34,7 +34,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"no such command: {argv[0]}\n\n{usage()}", file=sys.stderr)
         return 2
     module, _ = COMMANDS[argv[0]]
-    return importlib.import_module(f".{module}", __package__).main(argv[1:])
+    try:
+        return importlib.import_module(f".{module}", __package__).main(argv[1:])
+    except OSError as error:  # a file that is not there, or cannot be written
+        print(error, file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from draft_verify.acceptance_stats import AcceptanceStats
 
+from .arguments import not_negative, positive, whole
 from .presets import PRESETS, Preset
 from .speedup import (
     FLAT,
@@ -159,10 +160,17 @@ def read_times(path: Path) -> StepCost:
     With draft_ms, step_ms is the verify alone; without, the whole step.
     """
     with path.open(newline="") as file:
-        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+        reader = csv.DictReader(file)
+        header = reader.fieldnames or []
+        if not {"num_draft_tokens", "step_ms"} <= set(header):
+            raise ValueError(f"{path}: header {','.join(header)}, expected num_draft_tokens,step_ms[,draft_ms]")
+        try:
+            rows = [{name: float(row[name]) for name in header} for row in reader]
+        except (TypeError, ValueError):
+            raise ValueError(f"{path}:{reader.line_num}: expected {len(header)} numbers") from None
     plain = [row["step_ms"] for row in rows if row["num_draft_tokens"] == 0]
     rows = [row for row in rows if row["num_draft_tokens"] > 0]
-    if len(plain) != 1 or not rows:
+    if len(plain) != 1 or not plain[0] > 0 or not rows:
         raise ValueError(f"{path}: expected one row of num_draft_tokens 0, the plain step, and at least one above")
     draft_ms = [row["draft_ms"] for row in rows] if "draft_ms" in rows[0] else None
     return fit_step_cost(
@@ -173,7 +181,11 @@ def read_times(path: Path) -> StepCost:
 def read_rank_rates(path: Path) -> list[list[float]]:
     """Rates [depth][rank] from a JSON file: the bare list, or what `workload --json` wrote."""
     document = json.loads(path.read_text())
-    return document["rank_rates"] if isinstance(document, dict) else document
+    rates = document.get("rank_rates") if isinstance(document, dict) else document
+    is_table = isinstance(rates, list) and all(isinstance(by_rank, list) for by_rank in rates)
+    if not is_table or not all(isinstance(rate, int | float) for by_rank in rates for rate in by_rank):
+        raise ValueError(f"{path}: expected rates [depth][rank], or `rank_rates` as `workload --json` writes them")
+    return rates
 
 
 def measured_rates(stats: AcceptanceStats) -> list[float]:
@@ -188,24 +200,37 @@ def _rates(arguments: argparse.Namespace, preset: Preset | None) -> list[float]:
     if arguments.acceptance is not None:
         return [arguments.acceptance]
     if arguments.rates is not None:
-        return conditional([float(rate) for rate in arguments.rates.split(",")])
+        try:
+            return conditional([float(rate) for rate in arguments.rates.split(",")])
+        except ValueError as error:
+            raise ValueError(f"--rates {arguments.rates}: {error}") from None
     if arguments.mean_length is not None:
         mean_length, num_draft_tokens = arguments.mean_length
         return conditional(synthetic_rates(mean_length, int(num_draft_tokens)))
     if arguments.stats is not None:
-        return measured_rates(AcceptanceStats.from_json(arguments.stats.read_text()))
+        try:
+            return measured_rates(AcceptanceStats.from_json(arguments.stats.read_text()))
+        except ValueError as error:
+            raise ValueError(f"{arguments.stats}: {error}") from None
     if preset is None:
         raise SystemExit("how many drafts are accepted? --acceptance, --rates, --mean-length, --stats or --preset")
     return preset.rates
 
 
 def _cost(arguments: argparse.Namespace, preset: Preset | None) -> StepCost:
+    if arguments.context is not None and (preset is None or arguments.times is not None):
+        raise SystemExit("--context models the attention of a published pair: it goes with --preset, without --times")
     if arguments.times is not None:
         cost = read_times(arguments.times)
-    elif arguments.context is not None and preset is not None:
+    elif arguments.context is not None:
         cost = preset.cost_at(arguments.context, arguments.batch)
     else:
         cost = preset.cost if preset is not None else StepCost()
+    if preset is None and arguments.times is None and None in (arguments.beta, arguments.c):
+        raise SystemExit(
+            "what does a step cost? --beta and --c (0 where rows or drafts are free), --times or --preset; without a "
+            "cost every window pays, and the longest most"
+        )
     given = {name: value for name in COSTS[:4] if (value := getattr(arguments, name)) is not None}
     return replace(cost, **given)
 
@@ -219,23 +244,23 @@ def parser() -> argparse.ArgumentParser:
     rates.add_argument("--mean-length", type=float, nargs=2, metavar=("L", "K"), help="mean emitted tokens at K drafts")
     rates.add_argument("--stats", type=Path, metavar="JSON", help="an export of draft_verify.AcceptanceStats")
     cost = parser.add_argument_group("what a step costs, in plain target steps: v0 + beta K + c K")
-    cost.add_argument("--v0", type=float, help="verifying, fixed part (default 1)")
-    cost.add_argument("--beta", type=float, help="verifying, each further row (default 0)")
-    cost.add_argument("--c", type=float, help="drafting one token (default 0)")
+    cost.add_argument("--v0", type=positive, help="verifying, fixed part (default 1)")
+    cost.add_argument("--beta", type=not_negative, help="verifying, each further row")
+    cost.add_argument("--c", type=not_negative, help="drafting one token")
     cost.add_argument("--times", type=Path, metavar="CSV", help="fit them: num_draft_tokens,step_ms[,draft_ms]")
-    cost.add_argument("--step-ms", type=float, metavar="MS", help="time of a plain target step")
+    cost.add_argument("--step-ms", type=positive, metavar="MS", help="time of a plain target step")
     cost.add_argument(
         "--context",
-        type=int,
+        type=whole,
         metavar="L",
         help="with --preset: model attention over L tokens too, for --batch sequences",
     )
-    parser.add_argument("--max", type=int, default=MAX_DRAFT_TOKENS, metavar="K", help="largest window (default 15)")
+    parser.add_argument("--max", type=whole, default=MAX_DRAFT_TOKENS, metavar="K", help="largest window (default 15)")
     parser.add_argument(
         "--trees", type=Path, metavar="JSON", help="rates [depth][rank], or `workload --json`: the best trees too"
     )
-    parser.add_argument("--price", type=float, metavar="DOLLARS", help="of an hour, for tokens a dollar")
-    parser.add_argument("--batch", type=int, default=1, help="sequences decoded together (default 1)")
+    parser.add_argument("--price", type=positive, metavar="DOLLARS", help="of an hour, for tokens a dollar")
+    parser.add_argument("--batch", type=whole, default=1, help="sequences decoded together (default 1)")
     parser.add_argument("--report", type=Path, metavar="DIR", help="write pictures and an HTML page there")
     return parser
 
@@ -252,6 +277,13 @@ def _print_published(preset: Preset) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
+    try:
+        return answer(arguments)
+    except (OSError, ValueError) as error:  # a file or a rate that no answer can be made of
+        raise SystemExit(str(error)) from None
+
+
+def answer(arguments: argparse.Namespace) -> int:
     rates_given = any(getattr(arguments, name) is not None for name in RATES)
     if not rates_given and all(getattr(arguments, name) is None for name in ("preset", "trees", *COSTS)):
         print(presets_text())
@@ -262,6 +294,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
 
     preset = PRESETS.get(arguments.preset)
+    rates = _rates(arguments, preset) if rates_given or arguments.trees is None or preset is not None else None
     cost = _cost(arguments, preset)
     if arguments.price is not None and cost.step_ms is None:
         raise SystemExit("tokens a dollar need the time of a plain step: --step-ms, --times or --preset")
@@ -269,9 +302,8 @@ def main(argv: list[str] | None = None) -> int:
     print(f"step cost: {cost.v0:.3f} + {cost.beta:.4f} K + {cost.c:.4f} K plain steps{plain_step}")
     if arguments.trees is not None:
         print(f"\nBest trees, T rows with the root:\n\n{trees_table(read_rank_rates(arguments.trees), cost)}")
-        if not rates_given and preset is None:
-            return 0
-    rates = _rates(arguments, preset)
+    if rates is None:
+        return 0
     tuning = tune(rates, cost, arguments.max)
     print("acceptance, conditional, by position:", ", ".join(f"{rate:.3f}" for rate in rates), "(the last goes on)")
     print(f"\n{verdict(tuning)}\n\n{windows_table(tuning, cost, arguments.price, arguments.batch)}\n")

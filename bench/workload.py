@@ -21,6 +21,7 @@ import numpy as np
 from draft_verify.acceptance_stats import AcceptanceStats
 
 from . import smollm2
+from .arguments import not_negative, positive, whole
 from .decode import Cache, Sampling, plain_decode, speculative_decode
 from .demo import NUM_DRAFT_TOKENS, SKIPPED_LAYERS, compare_with_plain
 from .drafts import Draft, LayerSkip, PromptLookup, chain
@@ -110,6 +111,8 @@ def read_prompts(path: Path) -> list[Prompt]:
             prompts.append(Prompt(entry["kind"], entry["prompt"]))
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(f'{path}:{number}: expected {{"kind": ..., "prompt": ...}}: {error}') from error
+    if not prompts:
+        raise ValueError(f"{path}: no prompts")
     return prompts
 
 
@@ -259,20 +262,20 @@ def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m draft_verify.bench workload", description=__doc__)
     parser.add_argument("prompts", type=Path, nargs="?", default=PROMPTS, help="JSONL; default: 24 of six kinds")
     parser.add_argument("--backend", default="reference", choices=["reference", "emulator", "simulator"])
-    parser.add_argument("--tokens", type=int, default=32, help="new tokens a prompt (default 32)")
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N prompts of each kind")
-    parser.add_argument("--window", type=int, default=NUM_DRAFT_TOKENS, metavar="K", help="drafts a step (default 7)")
-    parser.add_argument("--tree-rows", type=int, default=TREE_ROWS, metavar="T", help="rows of the tree (default 16)")
-    parser.add_argument("--v0", type=float, default=1.0, help="cost of verifying, fixed part, in plain steps")
-    parser.add_argument("--beta", type=float, default=0.02, help="and each further row (default 0.02)")
+    parser.add_argument("--tokens", type=whole, default=32, help="new tokens a prompt (default 32)")
+    parser.add_argument("--limit", type=whole, metavar="N", help="only the first N prompts of each kind")
+    parser.add_argument("--window", type=whole, default=NUM_DRAFT_TOKENS, metavar="K", help="drafts a step (default 7)")
+    parser.add_argument("--tree-rows", type=whole, default=TREE_ROWS, metavar="T", help="rows of the tree (default 16)")
+    parser.add_argument("--v0", type=positive, default=1.0, help="cost of verifying, fixed part, in plain steps")
+    parser.add_argument("--beta", type=not_negative, default=0.02, help="and each further row (default 0.02)")
     parser.add_argument(
         "--c",
-        type=float,
+        type=not_negative,
         default=0.1,
         help="cost of drafting a token (default 0.1, a small draft model's; skipping layers itself costs far more)",
     )
     parser.add_argument("--synthetic", type=float, metavar="L", help="force a mean of L tokens a step, any drafts")
-    parser.add_argument("--rules", type=float, metavar="T", help="compare every acceptance rule at temperature T")
+    parser.add_argument("--rules", type=positive, metavar="T", help="compare every acceptance rule at temperature T")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results, schema " + SCHEMA)
     parser.add_argument("--report", type=Path, metavar="DIR", help="write pictures and an HTML page there")
     return parser
@@ -280,7 +283,12 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     arguments = parser().parse_args(argv)
-    prompts = first_of_each_kind(read_prompts(arguments.prompts), arguments.limit)
+    try:
+        prompts = first_of_each_kind(read_prompts(arguments.prompts), arguments.limit)
+        if arguments.synthetic is not None:
+            synthetic_rates(arguments.synthetic, arguments.window)
+    except (OSError, ValueError) as error:
+        raise SystemExit(str(error)) from None
     try:
         model = smollm2.load()
     except smollm2.MissingModel as missing:
@@ -291,6 +299,10 @@ def main(argv: list[str] | None = None) -> int:
     layers = [layer for layer in range(model.model.config.num_layers) if layer not in SKIPPED_LAYERS]
     cost = StepCost(arguments.v0, arguments.beta, arguments.c)
     encoded = [model.encode(prompt.prompt) for prompt in prompts]
+    room = SLOTS - arguments.tokens - max(arguments.window + 1, arguments.tree_rows)
+    for prompt, tokens in zip(prompts, encoded):
+        if not 0 < len(tokens) <= room:
+            raise SystemExit(f"{prompt.prompt[:40]!r}: {len(tokens)} tokens, expected 1 to {room} beside the new ones")
     plain = [
         plain_decode(model.model, prompt, arguments.tokens, model.stop)
         for prompt in tqdm(encoded, desc="plain decode", unit="prompt", disable=None)

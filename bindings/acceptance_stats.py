@@ -148,12 +148,18 @@ class AcceptanceStats:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> AcceptanceStats:
         """Rebuilds the counters of `to_dict`; the derived rates in `data` are ignored."""
-        if data.get("schema") != SCHEMA:
-            raise ValueError(f"schema is {data.get('schema')!r}, expected {SCHEMA!r}")
-        stats = cls(data["num_draft_tokens"], data["stop_token_ids"])
-        stats.steps, stats.emitted = int(data["steps"]), int(data["emitted"])
-        for name in ("drafted", "reached", "accepted"):
-            counts = np.array(data[f"{name}_by_position"], np.int64)
+        schema = data.get("schema") if isinstance(data, Mapping) else type(data).__name__
+        if schema != SCHEMA:
+            raise ValueError(f"schema is {schema!r}, expected {SCHEMA!r}")
+        try:
+            stats = cls(data["num_draft_tokens"], data["stop_token_ids"])
+            stats.steps, stats.emitted = int(data["steps"]), int(data["emitted"])
+            counters = {
+                name: np.array(data[f"{name}_by_position"], np.int64) for name in ("drafted", "reached", "accepted")
+            }
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no statistics as to_dict gives them: {error}") from None
+        for name, counts in counters.items():
             if counts.shape != (stats.num_draft_tokens,):
                 raise ValueError(f"{name}_by_position has {counts.size} entries, expected {stats.num_draft_tokens}")
             setattr(stats, name, counts)

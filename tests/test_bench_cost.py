@@ -152,3 +152,18 @@ def test_the_peers_cost_is_what_an_independent_count_gave():
     row, _ = bench_cost.measure_peer(os.environ["NKI_LIBRARY"], case, 1)
     figures = [row.vector_us, row.scalar_us, row.gpsimd_us, row.tensor_us, row.hbm_us]
     assert np.allclose(figures, [22.5, 10.3, 7.1, 5.25, 11.7], rtol=0.02)
+
+
+def test_a_file_that_is_not_there_is_named_by_every_command(tmp_path, capsys):
+    missing = str(tmp_path / "none.json")
+    for command in (
+        ["report", "--report", str(tmp_path / "page"), "--workload", missing],
+        ["window", "--stats", missing],
+    ):
+        try:
+            code = main(command)
+        except SystemExit as refused:
+            code, message = 1, str(refused)
+        else:
+            message = capsys.readouterr().err
+        assert code != 0 and missing in message

@@ -195,7 +195,7 @@ def test_one_verify_step_is_a_trace_of_its_launches_one_after_another(tmp_path):
 
 def test_every_command_writes_its_page(tmp_path, capsys):
     assert window.main(["--report", str(tmp_path / "presets")]) == 0
-    assert window.main(["--acceptance", "0.7", "--c", "0.1", "--report", str(tmp_path / "window")]) == 0
+    assert window.main(["--acceptance", "0.7", "--beta", "0", "--c", "0.1", "--report", str(tmp_path / "window")]) == 0
     for name in ("presets", "window"):
         assert (
             str(tmp_path / name / "index.html") in capsys.readouterr().out or (tmp_path / name / "index.html").exists()

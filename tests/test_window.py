@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -293,15 +294,18 @@ def test_the_command_finds_trees_in_what_a_workload_measured(tmp_path, capsys):
     rates = [[0.6, 0.2], [0.5, 0.3]]
     for name, document in (("bare.json", rates), ("workload.json", {"rank_rates": rates})):
         (tmp_path / name).write_text(json.dumps(document))
-        assert window.main(["--trees", str(tmp_path / name), "--c", "0.05"]) == 0
+        assert window.main(["--trees", str(tmp_path / name), "--beta", "0", "--c", "0.05"]) == 0
         printed = capsys.readouterr().out
         best = best_tree(rates, 8, StepCost(c=0.05))
         assert f"{best.speedup:.2f}x" in printed and " ".join(map(str, best.shape.parents)) in printed
 
 
+COSTS = ["--beta", "0.02", "--c", "0.1"]
+
+
 def test_a_price_without_a_time_is_refused():
     with pytest.raises(SystemExit, match="tokens a dollar need"):
-        window.main(["--acceptance", "0.7", "--price", "10"])
+        window.main(["--acceptance", "0.7", *COSTS, "--price", "10"])
 
 
 def test_every_preset_prints_its_published_figures(capsys):
@@ -317,3 +321,60 @@ def test_every_preset_prints_its_published_figures(capsys):
 def test_acceptance_that_nobody_gave_is_asked_for():
     with pytest.raises(SystemExit, match="how many drafts are accepted"):
         window.main(["--c", "0.1"])
+
+
+@pytest.mark.parametrize("given", [[], ["--c", "0.1"], ["--beta", "0.02"], ["--v0", "1", "--step-ms", "10"]])
+def test_no_window_is_advised_without_what_it_costs(given, capsys):
+    with pytest.raises(SystemExit, match="what does a step cost"):
+        window.main(["--acceptance", "0.8", *given])
+    assert "pays" not in capsys.readouterr().out
+
+
+FILES = {
+    "headers.csv": "K,ms\n0,20\n1,21\n",
+    "words.csv": "num_draft_tokens,step_ms\n0,20\none,21\n",
+    "short.csv": "num_draft_tokens,step_ms\n0,20\n1\n",
+    "no_plain.csv": "num_draft_tokens,step_ms\n1,21\n",
+    "zero.csv": "num_draft_tokens,step_ms\n0,0\n1,21\n",
+    "empty.csv": "",
+    "no_drafts.json": AcceptanceStats(3).to_json(),
+    "no_counters.json": json.dumps({"schema": "draft_verify.acceptance_stats/1"}),
+    "number.json": "3",
+    "words.json": '[["a"]]',
+    "no.json": "{",
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--acceptance", "1.2", *COSTS], "1.2.*0..1"),
+        (["--acceptance", "nan", *COSTS], "nan.*0..1"),
+        (["--rates", "0.5,0.8", *COSTS], "0.5,0.8: .*never rising"),
+        (["--rates", "0.5,x", *COSTS], "--rates 0.5,x"),
+        (["--mean-length", "9", "3", *COSTS], "mean length 9"),
+        *((["--stats", name, *COSTS], name) for name in ("none.json", *(name for name in FILES if "json" in name))),
+        *((["--trees", name, *COSTS], name) for name in ("none.json", "no_drafts.json", "number.json", "words.json")),
+        *(
+            (["--acceptance", "0.8", "--times", name], name)
+            for name in ("none.csv", *(name for name in FILES if "csv" in name))
+        ),
+        (["--acceptance", "0.8", *COSTS, "--report", "empty.csv"], "empty.csv"),
+        (["--acceptance", "0.8", *COSTS, "--context", "100"], "--context"),
+        (["--preset", "gpt-oss-20b+p-eagle", "--context", "100"], "measured, not modelled"),
+    ],
+)
+def test_a_mistake_is_answered_in_a_sentence_that_names_it(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, text in FILES.items():
+        Path(name).write_text(text)
+    with pytest.raises(SystemExit, match=message):
+        window.main(arguments)
+
+
+@pytest.mark.parametrize("option", ["--max", "--batch", "--price", "--step-ms", "--v0", "--beta", "--c"])
+@pytest.mark.parametrize("number", ["-1", "nan", "inf", "x"])
+def test_numbers_of_which_no_answer_can_be_made_are_refused(option, number, capsys):
+    with pytest.raises(SystemExit) as refused:
+        window.main(["--acceptance", "0.8", *COSTS, option, number])
+    assert refused.value.code == 2 and f"argument {option}: invalid number" in capsys.readouterr().err

@@ -120,3 +120,33 @@ def test_a_draft_that_costs_nothing_pays_by_what_is_accepted():
     variant = workload.Variant("free", lambda: None, 1, StepCost())
     result = workload.Result("kind", variant, stats, 1, 1)
     assert result.speedup == 1.5 and result.tuning.best.num_draft_tokens == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "message"),
+    [
+        (None, [], "prompts.jsonl"),
+        ("", [], "no prompts"),
+        ('{"kind": "code", "prompt": "a"}\n{"prompt": "b"}\n', [], "prompts.jsonl:2: expected .*'kind'"),
+        ("nothing\n", [], "prompts.jsonl:1: expected"),
+        ('{"kind": "code", "prompt": "a"}', ["--synthetic", "20"], "mean length 20"),
+    ],
+)
+def test_a_mistake_is_answered_before_anything_is_decoded(text, arguments, message, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(SystemExit, match=message):
+        workload.main([str(path), *arguments])
+
+
+def test_a_prompt_that_the_cache_cannot_hold_is_named(tiny, prompts):
+    with pytest.raises(SystemExit, match="expected 1 to 2 beside the new ones"):
+        workload.main([str(prompts), "--tokens", "238"])
+
+
+@pytest.mark.parametrize("option", ["--tokens", "--limit", "--window", "--tree-rows"])
+def test_a_count_of_nothing_is_refused(option, capsys):
+    with pytest.raises(SystemExit):
+        workload.main([option, "0"])
+    assert f"argument {option}: invalid number (1, 2, ...)" in capsys.readouterr().err
