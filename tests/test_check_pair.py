@@ -81,7 +81,7 @@ def test_a_fitting_pair_has_no_complaint_and_names_the_padding_columns():
         ({"is_encoder_decoder": True}, {}, "architecture", ERROR, "Only decoders"),
         ({}, {"model_type": "qwen3_next"}, "architecture", WARNING, "select_state"),
         ({"model_type": "deepseek_v3"}, {}, "architecture", WARNING, "latent"),
-        ({"head_dim": 112}, {}, "head size", WARNING, "128"),
+        ({"head_dim": 288}, {}, "head size", WARNING, "up to 256"),
         ({}, {"vocab_size": 16}, "vocabulary size", WARNING, "vocab_size=10"),
         ({"vocab_size": 9}, {"vocab_size": 9}, "vocabulary size", ERROR, "not of one model"),
         ({}, {"eos_token_id": [7, 8]}, "eos_token_id", WARNING, "target's ids"),
@@ -96,6 +96,34 @@ def test_a_config_that_does_not_fit_is_found(target, draft, subject, level, word
     hits = [finding for finding in of(report, subject) if finding.level == level]
     assert hits and any(words in finding.fact + finding.consequence for finding in hits)
     assert report.ok == (level != ERROR)
+
+
+def test_every_head_size_that_the_kernel_serves_passes():
+    for head_size in (16, 64, 80, 112, 256):
+        assert not of(check(changed(TARGET, head_dim=head_size)), "head size")
+
+
+def test_sizes_of_two_tokenizers_are_an_error_and_no_advice_cuts_the_targets_law():
+    for sizes in ((151_936, 32_000), (32_000, 151_936)):
+        target, draft = (changed(TARGET, vocab_size=size) for size in sizes)
+        for tokenizers in ((None, None), (TOKENIZER, None), (None, TOKENIZER)):
+            report = check(target, draft, *tokenizers)
+            (finding,) = of(report, "vocabulary size")
+            assert finding.level == ERROR and not report.ok and "vocab_size=" not in finding.consequence
+        assert "cannot serve" in str(report)
+    # A draft of the same tokenizer that knows fewer of its ids: the target's own ids are what counts.
+    (finding,) = of(check(draft=changed(DRAFT, vocab_size=6)), "vocabulary size")
+    assert finding.level == WARNING and "vocab_size=10" in finding.consequence
+    fewer = changed(TOKENIZER, added_tokens=[])
+    (finding,) = of(check(draft=changed(DRAFT, vocab_size=8), draft_tokenizer=fewer), "vocabulary size")
+    assert finding.level == WARNING and "vocab_size=10" in finding.consequence
+
+
+def test_padding_of_one_tokenizer_is_no_error_where_none_is_given():
+    target, draft = (changed(TARGET, vocab_size=size) for size in (152_064, 151_936))
+    report = check(target, draft, None, None)
+    (finding,) = of(report, "vocabulary size")
+    assert report.ok and finding.level == WARNING and "ids of the target's tokenizer" in finding.consequence
 
 
 def tokenizer(**model):

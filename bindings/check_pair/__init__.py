@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from draft_verify.checks import MAX_HEAD_DIM
+
 ERROR, WARNING, OK = "error", "warning", "ok"
 
-# What verify_attention serves (its feature table); a target outside it needs another attention.
-HEAD_SIZES = (64, 80, 96, 128, 192, 256)
+# Columns by which published models of one tokenizer differ, padded to multiples of their own, are fewer: 128 in Qwen2.5
+# (151,936 and 152,064), 943 in phi-2 (51,200 for 50,257 ids).
+MAX_PADDING = 1024
 
 # Families whose layers keep a running state, for which rollback means checkpoints (select_state).
 RECURRENT = (
@@ -221,12 +224,12 @@ def _check_architecture(target: Mapping, draft: Mapping, kind: str) -> Iterator[
     elif kind == "model":
         yield Finding(OK, subject, f"both {family}", "One model class serves both.")
     head_size = target.get("head_dim") or _quotient(target.get("hidden_size"), target.get("num_attention_heads"))
-    if head_size and family not in LATENT_ATTENTION and head_size not in HEAD_SIZES:
+    if head_size and family not in LATENT_ATTENTION and head_size > MAX_HEAD_DIM:
         yield Finding(
             WARNING,
             "head size",
             f"the target's is {head_size}",
-            f"verify_attention's kernel is made for {', '.join(map(str, HEAD_SIZES))}.",
+            f"verify_attention serves sizes up to {MAX_HEAD_DIM}: verify with another attention.",
         )
 
 
@@ -306,15 +309,27 @@ def _check_vocabulary(
     if draft_size == size:
         yield Finding(OK, subject, f"both {size}", "Logits of both models have the same columns.")
     else:
-        known = [len(tokens.ids) for tokens in (target_tokens, draft_tokens) if tokens is not None]
-        limit = min([size, draft_size, *known])
-        yield Finding(
-            WARNING,
-            subject,
-            f"target {size}, draft {draft_size} columns",
-            f"The surplus is padding where the tokenizers agree: pass vocab_size={limit}, and hand over draft logits "
-            "as wide as the target's (cut, or padded with -inf).",
-        )
+        fact = f"target {size}, draft {draft_size} columns"
+        # Never the draft's columns: ids that only the target has would be cut from its law.
+        limit = "the number of ids of the target's tokenizer"
+        if target_tokens is not None:
+            limit = min(size, max(target_tokens.ids.values()) + 1)
+        if (target_tokens is None or draft_tokens is None) and abs(size - draft_size) > MAX_PADDING:
+            yield Finding(
+                ERROR,
+                subject,
+                fact,
+                "More than padding: these are the columns of two tokenizers, and draft ids mean other text to the "
+                "target. If they are not, give both tokenizers.",
+            )
+        else:
+            yield Finding(
+                WARNING,
+                subject,
+                fact,
+                f"Pass vocab_size={limit}, and hand over draft logits as wide as the target's (cut, or padded with "
+                "-inf).",
+            )
     if target_tokens is not None:
         largest = max(target_tokens.ids.values())
         if largest >= size:
