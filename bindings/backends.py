@@ -32,7 +32,10 @@ def resolve(backend: str, on_device: bool) -> str:
 def logical_cores(lnc: int | None) -> int:
     """Physical cores that share one logical core: the argument, else NEURON_LOGICAL_NC_CONFIG, else 1."""
     if lnc is None:
-        lnc = int(os.environ.get("NEURON_LOGICAL_NC_CONFIG", "1"))
+        setting = os.environ.get("NEURON_LOGICAL_NC_CONFIG", "1")
+        if setting not in ("1", "2"):
+            raise ValueError(f"NEURON_LOGICAL_NC_CONFIG: got {setting!r}, expected 1 or 2")
+        return int(setting)
     if lnc not in (1, 2):
         raise ValueError(f"lnc: got {lnc!r}, expected 1 or 2")
     return lnc

@@ -124,6 +124,9 @@ def compact_window(
             f"row {last[b]} at [{b}] after {seq_lens[b]} tokens",
             f"a row at one of {room} positions",
         )
+        if draft_lens is not None and values_known(draft_lens):
+            where = f"row {last[b]} at [{b}] with draft_lens {draft_lens[b]}"
+            expect(last[b] <= draft_lens[b], "path", where, "a row that was written")
     if num_blocks:
         blocks_written(block_table, seq_lens, last, num_blocks, slots, ring)
 

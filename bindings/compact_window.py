@@ -39,7 +39,7 @@ def compact_window(
         seq_lens: [B] int32, tokens in the cache before the step.
         path: [B, T] int32, the window rows kept, starting with 0 and rising (`Acceptance.path`); T <= 128.
         num_accepted: [B] int32, 0..T-1; -1 is an empty slot, which is left alone.
-        draft_lens: [B] int32, the last window row written, 0..T-1 (`scrub` goes no further); default T - 1.
+        draft_lens: [B] int32, the last window row written, 0..T-1 (path and `scrub` go no further); default T - 1.
         block_table: [B, M] int32 ids of each sequence's blocks.
         cache_layout: see above.
         scrub: also set the rejected positions, up to seq_lens + draft_lens, to zero.

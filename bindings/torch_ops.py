@@ -86,6 +86,8 @@ def call(name: str, arguments: dict[str, Any]) -> Any:
             inputs[argument] = [_tensor(entry, device) for entry in _layers(value)]
         elif argument in _TYPES:
             inputs[argument] = value
+        elif isinstance(value, tuple | list) and any(isinstance(entry, torch.Tensor) for entry in value):
+            raise ValueError(f"{argument}: got a {type(value).__name__} of tensors, expected one tensor")
         else:
             inputs[argument] = _tensor(value, device)
     results = getattr(torch.ops.draft_verify, name)(**inputs)

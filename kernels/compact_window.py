@@ -8,6 +8,7 @@ import nki.typing as nt
 from .cache_rows import (
     add_lengths,
     as_flags,
+    flag,
     flag_path,
     in_order,
     kept_rows,
@@ -44,7 +45,7 @@ def compact_window(
             bits.
         seq_lens, num_accepted: [B] int32.
         path: [B, T] int32, the window rows kept.
-        draft_lens: [B] int32, the last window row that was written; used by scrub only.
+        draft_lens: [B] int32, the last window row that was written.
         block_table: [B, M] int32 for "NHPD" and "NPHD", else None.
         cache_layout: "BHSD", "BHDS", "NHPD" or "NPHD".
         scrub: also writes zeros to positions seq_lens + num_accepted + 1 .. seq_lens + draft_lens.
@@ -81,6 +82,9 @@ def compact(moves, lengths, cache_layout, scrub, ring):
     target_slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, ring)
     nisa.tensor_tensor(dst=wrong, data1=wrong, data2=outside, op=nl.add)
     flag_path(wrong, paths)
+    last = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=last, src=load_lengths(draft_lens))
+    flag(wrong, paths, nl.greater, last)
     kept = kept_rows(accepted, wrong)
 
     moved = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
@@ -89,22 +93,20 @@ def compact(moves, lengths, cache_layout, scrub, ring):
     written = moved
     if scrub:
         written = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
-        rejected = rejected_rows(rows, accepted, load_lengths(draft_lens), kept, outside)
+        rejected = rejected_rows(rows, accepted, last, kept, outside)
         nisa.tensor_tensor(dst=written, data1=moved, data2=rejected, op=nl.add)
     # A rejected row has no source, so what scrubs its slot is zero.
     runs = [(1, source_slot, as_flags(moved), target_slot, as_flags(written))]
     move_runs(moves, cache_layout, cache_layout, runs)
 
 
-def rejected_rows(rows, num_accepted, draft_lens, kept, outside):
-    """Flags [B, T] fp32 of the rows num_accepted + 1 .. draft_lens that have a slot, in sequences that keep row 0."""
+def rejected_rows(rows, num_accepted, last, kept, outside):
+    """Flags [B, T] fp32 of the rows num_accepted + 1 .. last [B, 1] that have a slot, in sequences that keep row 0."""
     shape = rows.shape
     rejected = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     inside = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     bound = nl.ndarray((shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
-    last = nl.ndarray((shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=bound, src=num_accepted)
-    nisa.tensor_copy(dst=last, src=draft_lens)
     nisa.tensor_scalar(dst=rejected, data=rows, op0=nl.greater, operand0=bound, op1=nl.multiply, operand1=kept[:, 0:1])
     nisa.tensor_scalar(dst=inside, data=rows, op0=nl.less_equal, operand0=last)
     nisa.tensor_tensor(dst=rejected, data1=rejected, data2=inside, op=nl.multiply)

@@ -175,6 +175,7 @@ BAD = {
     "path that does not start at row 0": ("path", (1, 0), 1),
     "path that falls": ("path", (1, 2), 1),
     "path past the window": ("path", (1, 2), 5),
+    "path past what was written": ("draft_lens", 1, 3),
     "bad block": ("block_table", (1, 2), 31),
     "missing block": ("block_table", (1, 1), -1),
 }
@@ -193,8 +194,8 @@ def test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot(what, cache_l
     if case.block_table is not None:
         case.block_table[:] = np.arange(30, dtype=np.int32).reshape(3, 10)
     expected, actual = case.cache_copies(), case.cache_copies()
-    getattr(case, name)[index] = value
     draft_lens = np.full(3, 4, np.int32)
+    (draft_lens if name == "draft_lens" else getattr(case, name))[index] = value
     outputs = launch(
         "compact_window", *actual, case.seq_lens, case.path, case.num_accepted, draft_lens, case.block_table,
         cache_layout, scrub, False, backend=BACKEND, lnc=1,
@@ -216,7 +217,8 @@ REFUSED = {
     "path": lambda a: a["path"].fill(0),
     "path: got row": lambda a: a["seq_lens"].fill(9),
     "path: got dtype": lambda a: a.update(path=a["path"].astype(np.int64)),
-    "draft_lens": lambda a: a.update(draft_lens=np.array([4, 0], np.int32)),
+    "draft_lens": lambda a: a.update(draft_lens=np.array([4, 3], np.int32)),
+    "path: got row 3 at .1. with draft_lens 2": lambda a: a.update(draft_lens=np.array([3, 2], np.int32)),
 }
 
 

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from draft_verify import loader
+from draft_verify import backends, loader
 
 KERNEL = "greedy_acceptance"
 
@@ -64,3 +64,11 @@ def test_without_an_sdk_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "nki", None)
     with pytest.raises(RuntimeError, match="AWS's own package index"):
         loader.kernel(KERNEL, "device")
+
+
+@pytest.mark.parametrize("setting", ["two", "", "0", "1.0"])
+def test_a_bad_number_of_cores_in_the_environment_is_named(monkeypatch, setting):
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", setting)
+    with pytest.raises(ValueError, match=f"^NEURON_LOGICAL_NC_CONFIG: got '{setting}', expected 1 or 2"):
+        backends.logical_cores(None)
+    assert backends.logical_cores(2) == 2

@@ -77,3 +77,13 @@ def test_splitting_the_cache_in_two_and_merging_equals_the_whole(backend, split)
 def test_bad_input_is_refused_by_name(argument, outputs, lses):
     with pytest.raises(ValueError, match=argument):
         merge_attention(outputs, lses)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_shards_in_a_list_are_refused_by_name(kind):
+    arrays = [np.zeros((1, 1, 1, 4), np.float32)] * 2, [np.zeros((1, 1, 1), np.float32)] * 2
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        arrays = [[torch.from_numpy(array) for array in entry] for entry in arrays]
+    with pytest.raises(ValueError, match=r"^outputs: got .*list"):
+        merge_attention(*arrays)

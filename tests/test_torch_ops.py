@@ -408,3 +408,28 @@ def test_on_a_device_a_draft_law_is_projected_by_its_own_launch_and_verified_as_
     assert verification[3].shape == (B, T - 1, V) and verification[9] == "probs"
     with pytest.raises(ValueError, match="invert_draft_to_target"):
         draft_verify.rejection_sampling(drafts, logits, numbers, draft_logits=own, draft_to_target=targets)
+
+
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_layers_come_back_as_a_tuple_however_they_came(kind):
+    caches = [torch.zeros((1, 1, 8, 4)) for _ in range(4)]
+    rows = [torch.ones((1, 1, 2, 4)) for _ in range(2)]
+    lengths = torch.zeros(1, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    keys, values = draft_verify.commit_window(kind(caches[:2]), kind(caches[2:]), kind(rows), kind(rows), *lengths)
+    assert type(keys) is type(values) is tuple and keys[1] is caches[1] and values[0] is caches[2]
+
+
+def test_arrays_among_tensors_are_taken_but_for_what_is_written():
+    cache, rows, array = (
+        torch.zeros((1, 1, 8, 4)),
+        np.ones((1, 1, 2, 4), np.float32),
+        np.zeros((1, 1, 8, 4), np.float32),
+    )
+    lengths = np.zeros(1, np.int32), np.ones(1, np.int32)
+    draft_verify.commit_window(cache, cache.clone(), rows, rows, *lengths)
+    assert cache[0, 0, :, 0].tolist() == [1, 1] + [0] * 6
+    for caches in ((array, cache), (cache, array), ([cache, array], [cache, cache])):
+        layered = isinstance(caches[0], list)
+        with pytest.raises(ValueError, match="_cache: got ndarray, expected a tensor"):
+            draft_verify.commit_window(*caches, *([[rows, rows]] * 2 if layered else [rows] * 2), *lengths)
+    assert not array.any() and not cache[0, 0, 2:].any()

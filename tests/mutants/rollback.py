@@ -152,6 +152,13 @@ MUTANTS = [
         ("tests/test_compact_window.py::test_t46_scrubbing_touches_no_block_that_the_sequence_does_not_own",),
     ),
     Mutant(
+        "rows that were never written are compacted",
+        "kernels/compact_window.py",
+        "flag(wrong, paths, nl.greater, last)",
+        "flag(wrong, paths, nl.greater, 128.0)",
+        ("tests/test_compact_window.py::test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot",),
+    ),
+    Mutant(
         "rejected rows are compacted too (the reference forgets num_accepted)",
         "reference/compact_window.py",
         "for row in path[b, :kept]",
