@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from typing import Any
 
+import numpy as np
+
 from draft_verify import loader
+from draft_verify.reference.tensors import is_torch
 
 BACKENDS = ("auto", "reference", "emulator", "simulator", "device")
+MOST_ROWS = 512  # of a launch, for kernels that unroll their rows: keeps these below 20,000 instructions
+MOST_TRUNCATED_ROWS = 128  # with top-k, top-p or min-p, which take ten times as many
 TRACING = "tracing"  # fake tensors: an operation's checks run, and its launch raises Traced
 
 
@@ -59,6 +65,30 @@ def launch(operation: str, *arguments: Any, backend: str, lnc: int) -> tuple:
     else:
         outputs = _for_device(kernel, arguments)[lnc](*arguments)
     return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def launch_by_rows(
+    operation: str, *arguments: Any, batch: int, rows: int, truncated: bool = False, shared: tuple = (), **where: Any
+) -> tuple:
+    """`launch` for any number of sequences, of `rows` rows each: several launches where one would be too long.
+
+    Arrays with `batch` entries are split, but those in `shared`; outputs are joined in the same order.
+    """
+    most = max(1, (MOST_TRUNCATED_ROWS if truncated else MOST_ROWS) // rows)
+    if batch <= most:
+        return launch(operation, *arguments, **where)
+    whole = {id(array) for array in shared}
+    parts = []
+    for first in range(0, batch, most):
+        own = [
+            value[first : first + most]
+            if getattr(value, "shape", (0,))[0] == batch and id(value) not in whole
+            else value
+            for value in arguments
+        ]
+        parts.append(launch(operation, *own, **where))
+    join = sys.modules["torch"].cat if is_torch(parts[0][0]) else np.concatenate
+    return tuple(join(outputs) for outputs in zip(*parts))
 
 
 def _for_device(kernel: Any, arguments: tuple) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import public
-from draft_verify.backends import launch
+from draft_verify.backends import launch_by_rows
 from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import per_sequence
 from draft_verify.reference.acceptance import Acceptance
@@ -53,12 +53,14 @@ def greedy_acceptance(
         )
     if allowed_mask is not None:
         target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
-    tokens, num_accepted, path, invalid = launch(
+    tokens, num_accepted, path, invalid = launch_by_rows(
         "greedy_acceptance",
         draft_tokens if rows > 1 else None,
         target_logits,
         per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens),
         vocab_size,
+        batch=batch,
+        rows=rows,
         backend=backend,
         lnc=lnc,
     )

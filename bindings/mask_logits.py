@@ -6,7 +6,7 @@ from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import public
-from draft_verify.backends import launch
+from draft_verify.backends import launch_by_rows
 from draft_verify.reference.mask_logits import mask_logits as reference
 
 
@@ -31,4 +31,13 @@ def mask_logits(
     vocab_size = checks.mask_logits(logits, allowed_mask, vocab_size)
     if backend == "reference":
         return reference(logits, allowed_mask, vocab_size=vocab_size)
-    return launch("mask_logits", logits, allowed_mask, vocab_size, backend=backend, lnc=lnc)[0]
+    return launch_by_rows(
+        "mask_logits",
+        logits,
+        allowed_mask,
+        vocab_size,
+        batch=logits.shape[0],
+        rows=logits.shape[1],
+        backend=backend,
+        lnc=lnc,
+    )[0]

@@ -6,7 +6,7 @@ from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import public
-from draft_verify.backends import TRACING, launch
+from draft_verify.backends import TRACING, launch_by_rows
 from draft_verify.parameters import draft_law, per_sequence, truncation
 from draft_verify.reference.project_draft_law import invert_draft_to_target as inverse
 from draft_verify.reference.project_draft_law import project_draft_law as reference
@@ -80,7 +80,7 @@ def project_draft_law(
         ).astype("float32")
     checks.shared_target_ids(target_to_draft)
     law, draft_kind = draft_law(draft_logits, draft_probs)
-    return launch(
+    return launch_by_rows(
         "project_draft_law",
         law,
         target_to_draft,
@@ -91,6 +91,10 @@ def project_draft_law(
         min_p,
         draft_kind,
         cut,
+        batch=batch,
+        rows=law.shape[1],
+        truncated=cut,
+        shared=(target_to_draft,),
         backend=backend,
         lnc=lnc,
     )[0]

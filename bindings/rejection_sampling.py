@@ -6,7 +6,7 @@ from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import public
-from draft_verify.backends import launch
+from draft_verify.backends import launch_by_rows
 from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import draft_law, per_sequence, truncation
 from draft_verify.project_draft_law import onto_target
@@ -127,7 +127,7 @@ def rejection_sampling(
     law, draft_kind = draft_law(draft_logits, draft_probs)
     if rows == 1:
         draft_tokens, law, draft_kind = None, None, "one_hot"
-    tokens, num_accepted, path, invalid = launch(
+    tokens, num_accepted, path, invalid = launch_by_rows(
         "rejection_sampling",
         draft_tokens,
         target_logits,
@@ -142,6 +142,9 @@ def rejection_sampling(
         rule,
         cut,
         vocab_size,
+        batch=batch,
+        rows=rows,
+        truncated=cut,
         backend=backend,
         lnc=lnc,
     )

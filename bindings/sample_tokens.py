@@ -6,7 +6,7 @@ from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import public
-from draft_verify.backends import launch
+from draft_verify.backends import launch_by_rows
 from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import per_sequence, truncation
 from draft_verify.reference.sample_tokens import SampledTokens
@@ -65,7 +65,7 @@ def sample_tokens(
     if allowed_mask is not None:
         rows, masks = logits.reshape(batch, 1, -1), allowed_mask.reshape(batch, 1, -1)
         logits = mask_logits(rows, masks, backend=backend, lnc=lnc).reshape(batch, -1)
-    outputs = launch(
+    outputs = launch_by_rows(
         "sample_tokens",
         logits,
         uniforms,
@@ -77,6 +77,9 @@ def sample_tokens(
         cut,
         return_law,
         vocab_size,
+        batch=batch,
+        rows=1,
+        truncated=cut,
         backend=backend,
         lnc=lnc,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import public
-from draft_verify.backends import launch
+from draft_verify.backends import launch_by_rows
 from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import per_sequence, truncation
 from draft_verify.reference.token_logprobs import Logprobs
@@ -64,7 +64,7 @@ def token_logprobs(
     masked_logits = target_logits
     if allowed_mask is not None:
         masked_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
-    outputs = launch(
+    outputs = launch_by_rows(
         "token_logprobs",
         target_logits,
         masked_logits,
@@ -77,6 +77,9 @@ def token_logprobs(
         min_p,
         cut,
         vocab_size,
+        batch=batch,
+        rows=tokens.shape[1],
+        truncated=cut,
         backend=backend,
         lnc=lnc,
     )

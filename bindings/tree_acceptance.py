@@ -6,7 +6,7 @@ from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import public
-from draft_verify.backends import launch
+from draft_verify.backends import launch_by_rows
 from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import draft_law, per_sequence, truncation
 from draft_verify.project_draft_law import onto_target
@@ -128,7 +128,7 @@ def tree_acceptance(
         if draft_logits is not None:
             draft_logits = mask_logits(draft_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
     law, draft_kind = draft_law(draft_logits, draft_probs)
-    tokens, num_accepted, path, invalid = launch(
+    tokens, num_accepted, path, invalid = launch_by_rows(
         "tree_acceptance",
         tree,
         draft_tokens if rows > 1 else None,
@@ -144,6 +144,9 @@ def tree_acceptance(
         draft_kind,
         cut,
         vocab_size,
+        batch=batch,
+        rows=rows,
+        truncated=cut,
         backend=backend,
         lnc=lnc,
     )
