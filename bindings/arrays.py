@@ -7,6 +7,8 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
 from draft_verify import backends
 from draft_verify.reference.tensors import is_torch, to_numpy, to_torch
 
@@ -35,6 +37,7 @@ def public(function: Callable) -> Callable:
     def operation(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
+        bound.arguments = {name: _plain(value) for name, value in bound.arguments.items()}
         if any(is_torch(leaf) for leaf in leaves(bound.arguments.values())):
             from draft_verify import torch_ops  # only who has a tensor has torch
 
@@ -42,6 +45,16 @@ def public(function: Callable) -> Callable:
         return run(function, bound.arguments)
 
     return operation
+
+
+def _plain(value: Any) -> Any:
+    """NumPy's numbers as Python's, and lists of numbers as arrays: int32, or float32 if one has a fraction."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list) and all(isinstance(leaf, int | float) for leaf in leaves(value)):
+        array = np.asarray(value)
+        return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
+    return value
 
 
 def run(function: Callable, arguments: dict[str, Any]) -> Any:

@@ -40,6 +40,12 @@ def values_known(*arrays: Any) -> bool:
     return all(isinstance(value, np.ndarray) for value in arrays if value is not None)
 
 
+def whole_number(argument: str, value: Any, low: int, high: int, what: str = "") -> None:
+    """`value` is an integer in low..high, both included."""
+    expected = what or f"a whole number, {low} to {high}"
+    expect(hasattr(value, "__index__") and low <= value <= high, argument, repr(value), expected)
+
+
 def in_range(argument: str, value: Any, low: float, high: float, what: str) -> None:
     """Every entry lies in low..high, both included; NaN does not."""
     if not values_known(value):
@@ -139,7 +145,7 @@ def ring_window(
     sizes = (seq_lens.shape[0], "Hkv", "D")
     slots, num_blocks = caches(key_caches, value_caches, sizes, (*FLOATS, FLOAT8), block_table, cache_layout)
     most = min(slots, MAX_WINDOW)
-    expect(1 <= rows <= most, "num_rows", rows, f"1 to {most}: a window never meets itself in the ring")
+    whole_number("num_rows", rows, 1, most, f"1 to {most}: a window never meets itself in the ring")
     in_range("seq_lens", seq_lens, -1, MAX_RING_POSITION - rows, f"-1 (empty slot) to {MAX_RING_POSITION - rows}")
     if num_blocks:
         in_range("block_table", block_table, 0, num_blocks - 1, f"a block, 0 to {num_blocks - 1}: a ring uses them all")
@@ -188,7 +194,7 @@ def shift_conv_window(history: Any, num_accepted: Any, num_rows: int) -> None:
     """Checks [B, C, W - 1 + T] of which W - 1 columns a sequence are taken."""
     array("history", history, ("B", "C", "W - 1 + T"), FLOATS)
     batch, channels, length = history.shape
-    expect(1 <= num_rows < length, "num_rows", num_rows, f"1 to {length - 1}: at least one column is kept")
+    whole_number("num_rows", num_rows, 1, length - 1, f"1 to {length - 1}: at least one column is kept")
     # The kernel spreads channels over the largest number of partitions, at most 128, that divides them.
     part = channels // max(parts for parts in range(1, MAX_WINDOW + 1) if channels % parts == 0)
     expect(
@@ -301,13 +307,10 @@ def cache_scale(argument: str, scale: Any, layers: int, heads: int, fp8: bool) -
     expect(fp8, argument, "a scale", "None for a cache that is not fp8")
     if isinstance(scale, int | float):
         scale = np.asarray(scale, np.float32)
+    expected = f"a number, [{heads}] or [{layers}, {heads}]"
+    expect(hasattr(scale, "shape") and hasattr(scale, "dtype"), argument, type(scale).__name__, expected)
     shape, dtype = tuple(scale.shape), dtype_name(scale)
-    expect(
-        shape in ((), (heads,), (layers, heads)),
-        argument,
-        f"shape {shape}",
-        f"a number, [{heads}] or [{layers}, {heads}]",
-    )
+    expect(shape in ((), (heads,), (layers, heads)), argument, f"shape {shape}", expected)
     expect(dtype == "float32", argument, f"dtype {dtype}", "float32")
     in_range(argument, scale, np.finfo(np.float32).tiny, np.finfo(np.float32).max, "a positive finite number")
 
@@ -319,6 +322,13 @@ DRAFT_KINDS = ("one_hot", "logits", "probs")
 CHAIN_RULES = ("token", "block")
 
 
+def columns_that_count(vocab_size: int | None, width: int) -> int:
+    """vocab_size, by default all columns."""
+    vocab_size = width if vocab_size is None else vocab_size
+    whole_number("vocab_size", vocab_size, 1, min(width, MAX_VOCAB))
+    return vocab_size
+
+
 def acceptance(draft_tokens: Any, target_logits: Any, draft_lens: Any, vocab_size: int | None) -> tuple[int, int, int]:
     """What all rules share. Returns batch, rows of a window and the columns that count."""
     array("target_logits", target_logits, ("B", "T", "V"), FLOATS)
@@ -326,9 +336,7 @@ def acceptance(draft_tokens: Any, target_logits: Any, draft_lens: Any, vocab_siz
     expect(batch >= 1, "target_logits", f"a batch of {batch}", "at least one sequence")
     expect(1 <= rows <= MAX_ROWS, "target_logits", f"a window of {rows} rows", f"1 to {MAX_ROWS}")
     array("draft_tokens", draft_tokens, (batch, rows - 1), ("int32",))
-    vocab_size = width if vocab_size is None else vocab_size
-    expect(1 <= vocab_size <= width, "vocab_size", vocab_size, f"1 to V = {width}")
-    expect(vocab_size <= MAX_VOCAB, "vocab_size", vocab_size, f"at most {MAX_VOCAB}")
+    vocab_size = columns_that_count(vocab_size, width)
     if draft_lens is not None:
         array("draft_lens", draft_lens, (batch,), ("int32",))
         in_range("draft_lens", draft_lens, -1, rows - 1, f"-1 (an empty slot) to K = {rows - 1}")
@@ -354,8 +362,10 @@ def sampling(batch: int, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -
         if getattr(value, "ndim", 0) > 0:
             array(argument, value, (batch,), (dtype,))
             in_range(argument, value, low, high, what)
-        elif isinstance(value, int | float | np.generic | np.ndarray):
-            expect(low <= value <= high, argument, value, what)
+        elif not hasattr(value, "dtype") or values_known(value):
+            number = isinstance(value, int | float | np.ndarray)
+            whole = number and (dtype == "float32" or float(value).is_integer())
+            expect(whole and low <= value <= high, argument, value, what)
 
 
 def is_zero(value: Any) -> bool:
@@ -468,7 +478,7 @@ def uniforms_for(seeds: Any, positions: Any, K: int, purpose: str, purposes: tup
     array("seeds", seeds, ("B",), ("uint32", "int32", "uint64", "int64"))
     array("positions", positions, tuple(seeds.shape), ("int32", "int64", "uint32"))
     in_range("positions", positions, 0, 2**32 - 1, "a position, 0 or more")
-    expect(isinstance(K, int) and K >= 0, "K", K, "a number of drafts, 0 or more")
+    expect(hasattr(K, "__index__") and K >= 0, "K", repr(K), "a number of drafts, 0 or more")
     expect(purpose in purposes, "purpose", repr(purpose), " or ".join(map(repr, purposes)))
 
 
@@ -528,8 +538,7 @@ def attention(
             positive = isinstance(number, int | float) and 0 < number < np.inf
             expect(positive, argument, number, "a positive finite number")
     if sliding_window is not None:
-        at_least_one = isinstance(sliding_window, int) and sliding_window >= 1
-        expect(at_least_one, "sliding_window", sliding_window, "at least 1, or None")
+        whole_number("sliding_window", sliding_window, 1, 2**31 - 1, "at least 1, or None")
     if sinks is not None:
         array("sinks", sinks, (query_heads,), ("float32",))
     expect(not ring or cache_start is None, "cache_start", "one", "None for a ring, whose positions are absolute")
@@ -554,6 +563,13 @@ def attention(
             expect(fits, "seq_lens", f"{length} at [{b}] with {window} window rows", f"room among {room} positions")
             if num_blocks:
                 blocks_read(block_table, b, length, slots // block_table.shape[1], num_blocks)
+
+
+def attention_cores(value_cache: Any, cache_layout: str, lnc: int) -> None:
+    """Two cores share the heads, or, where their number is odd, the slots."""
+    _, heads, slots, _ = value_cache.shape
+    shared = cache_layout in ("NHPD", "NPHD") or heads % lnc == 0 or slots >= lnc
+    expect(shared, "key_cache", f"one slot of {heads} heads for {lnc} cores", "two slots or an even number of heads")
 
 
 def blocks_read(block_table: Any, sequence: int, length: int, block_size: int, num_blocks: int) -> None:
@@ -629,8 +645,7 @@ def sample_tokens(
     array("logits", logits, ("B", "V"), FLOATS)
     batch, width = logits.shape
     expect(batch >= 1, "logits", f"a batch of {batch}", "at least one row")
-    vocab_size = width if vocab_size is None else vocab_size
-    expect(1 <= vocab_size <= min(width, MAX_VOCAB), "vocab_size", vocab_size, f"1 to V = {width}, at most {MAX_VOCAB}")
+    vocab_size = columns_that_count(vocab_size, width)
     uniforms(uniforms_, batch, 2)
     sampling(batch, temperature, top_k, top_p, min_p)
     return batch, vocab_size
@@ -670,8 +685,7 @@ def token_logprobs(
     array("target_logits", target_logits, ("B", "T", "V"), FLOATS)
     batch, rows, width = target_logits.shape
     expect(1 <= rows <= MAX_ROWS, "target_logits", f"a window of {rows} rows", f"1 to {MAX_ROWS}")
-    vocab_size = width if vocab_size is None else vocab_size
-    expect(1 <= vocab_size <= min(width, MAX_VOCAB), "vocab_size", vocab_size, f"1 to V = {width}, at most {MAX_VOCAB}")
+    vocab_size = columns_that_count(vocab_size, width)
     for argument, value, largest in (("tokens", tokens, vocab_size - 1), ("path", path, rows - 1)):
         array(argument, value, (batch, rows), ("int32",))
         in_range(argument, value, -1, largest, f"-1 to {largest}")
@@ -683,8 +697,7 @@ def mask_logits(logits: Any, allowed_mask: Any, vocab_size: int | None) -> int:
     array("logits", logits, ("B", "T", "V"), FLOATS)
     expect(allowed_mask is not None, "allowed_mask", None, "an array")
     batch, rows, width = logits.shape
-    vocab_size = width if vocab_size is None else vocab_size
-    expect(1 <= vocab_size <= width, "vocab_size", vocab_size, f"1 to V = {width}")
+    vocab_size = columns_that_count(vocab_size, width)
     allowed_ids(allowed_mask, (batch, rows, width))
     return vocab_size
 
@@ -711,8 +724,7 @@ def shard(
     batch, rows, width = acceptance(draft_tokens, target_logits, draft_lens, None)
     expect(num_shards in (1, 2, 4, 8, 16, 32, 64, 128), "num_shards", num_shards, "a power of two up to 128")
     expect(0 <= shard < num_shards, "shard", shard, f"a rank, 0 to {num_shards - 1}")
-    expect(1 <= vocab_size <= width * num_shards, "vocab_size", vocab_size, f"1 to n * V / n = {width * num_shards}")
-    expect(vocab_size <= MAX_VOCAB, "vocab_size", vocab_size, f"at most {MAX_VOCAB}")
+    whole_number("vocab_size", vocab_size, 1, min(width * num_shards, MAX_VOCAB))
     uniforms(uniforms_, batch, rows + 1)
     expect(draft_logits is None or draft_probs is None, "draft_probs", "draft_logits as well", "one draft law")
     for argument, law in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
@@ -750,7 +762,7 @@ def combine_shards(
     num_shards = shard_statistics(statistics, batch, rows)
     array("draws", draws, (num_shards, batch, 6, 128 // num_shards), ("float32",))
     uniforms(uniforms_, batch, rows + 1)
-    expect(1 <= vocab_size <= MAX_VOCAB, "vocab_size", vocab_size, f"1 to {MAX_VOCAB}")
+    whole_number("vocab_size", vocab_size, 1, MAX_VOCAB)
     expect(draft in DRAFT_KINDS, "draft", repr(draft), " or ".join(map(repr, DRAFT_KINDS)))
     if draft_lens is not None:
         array("draft_lens", draft_lens, (batch,), ("int32",))

@@ -1,0 +1,74 @@
+"""How numbers and arrays may be given: NumPy's numbers and lists count, what does not fit is named."""
+
+import numpy as np
+import pytest
+
+import draft_verify
+from draft_verify import rejection_sampling, save_ring, uniforms_for, verify_attention
+
+DRAFTS = np.array([[1], [2]], np.int32)
+LOGITS = np.random.default_rng(0).standard_normal((2, 2, 8)).astype(np.float32)
+UNIFORMS = np.full((2, 3), 0.5, np.float32)
+
+
+def sampled(**options):
+    return rejection_sampling(DRAFTS, LOGITS, UNIFORMS, **options).tokens
+
+
+def attended(slots=4, **options):
+    def arrays(*shape):
+        return np.random.default_rng(1).standard_normal(shape).astype(np.float32)
+
+    window, cache = arrays(1, 1, 1, 16), arrays(1, 1, slots, 16)
+    return verify_attention(arrays(1, 3, 1, 16), window, window, cache, cache, np.zeros(1, np.int32), **options)
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+def test_numbers_of_numpy_are_numbers(backend):
+    temperature, top_k, vocab_size = np.float32(0.7), np.int64(3), np.int64(7)
+    np.testing.assert_array_equal(
+        sampled(temperature=temperature, top_k=top_k, vocab_size=vocab_size, backend=backend),
+        sampled(temperature=float(temperature), top_k=3, vocab_size=7, backend=backend),
+    )
+    np.testing.assert_array_equal(
+        attended(scale=np.float32(0.5), softcap=np.float64(30), sliding_window=np.int64(4), backend=backend),
+        attended(scale=0.5, softcap=30.0, sliding_window=4, backend=backend),
+    )
+    cache = np.ones((1, 1, 4, 2), np.float32)
+    saved = save_ring(cache, cache, np.array([5], np.int32), np.int64(2), backend=backend)
+    assert [array.shape for array in saved] == [(1, 1, 2, 2)] * 2
+    np.testing.assert_array_equal(uniforms_for([1], [4], np.int64(3)), uniforms_for([1], [4], 3))
+
+
+def test_lists_of_numbers_are_arrays():
+    arrays = {"temperature": np.array([1, 0.5], np.float32), "top_k": np.array([3, 0], np.int32)}
+    np.testing.assert_array_equal(sampled(temperature=[1, 0.5], top_k=[3, 0]), sampled(**arrays))
+    trees = [draft_verify.tree_acceptance(tree, DRAFTS, LOGITS, UNIFORMS, rule="target_only")
+             for tree in ([-1, 0], np.array([-1, 0], np.int32))]  # fmt: skip
+    np.testing.assert_array_equal(trees[0].tokens, trees[1].tokens)
+
+
+WRONG = {
+    "a list with a negative temperature": ("temperature", lambda: sampled(temperature=[1.0, -1.0])),
+    "a list with a temperature that is none": ("temperature", lambda: sampled(temperature=[1.0, float("nan")])),
+    "a list of another length": ("top_k", lambda: sampled(top_k=[5])),
+    "a fraction of a token": ("top_k", lambda: sampled(top_k=2.5)),
+    "not a number of tokens": ("top_k", lambda: sampled(top_k=float("nan"))),
+    "a word": ("temperature", lambda: sampled(temperature="hot")),
+    "a tuple": ("top_p", lambda: sampled(top_p=(0.5, 0.9))),
+    "columns that are no whole number": ("vocab_size", lambda: sampled(vocab_size=7.0)),
+    "drafts that are no whole number": ("K", lambda: uniforms_for([1], [4], 3.0)),
+    "a window that is no whole number": ("sliding_window", lambda: attended(sliding_window=4.0)),
+    "one slot for two cores": ("key_cache", lambda: attended(slots=1, backend="emulator", lnc=2)),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_does_not_fit_is_named(name):
+    argument, call = WRONG[name]
+    with pytest.raises(ValueError, match=f"^{argument}: got "):
+        call()
+
+
+def test_one_slot_serves_one_core_and_the_reference():
+    np.testing.assert_allclose(attended(slots=1, backend="emulator"), attended(slots=1, lnc=2), rtol=1e-5)
