@@ -97,7 +97,10 @@ SAMPLES = {
         ),
     ],
     "merge_attention": [((values(3, B, HEADS, T, D), values(3, B, HEADS, T)), {})],
-    "greedy_acceptance": [((DRAFTS, LOGITS), {"draft_lens": ints(3, 2), "vocab_size": 9})],
+    "greedy_acceptance": [
+        ((DRAFTS, LOGITS), {"draft_lens": ints(3, 2), "vocab_size": 9}),
+        ((DRAFTS, LOGITS), {"allowed_mask": ALLOWED}),
+    ],
     "rejection_sampling": [
         ((DRAFTS, LOGITS, uniforms(T + 1)), {"draft_logits": values(B, T - 1, V, seed=2), "temperature": 0.7}),
         (
@@ -137,6 +140,7 @@ SAMPLES = {
     ],
     "tree_acceptance": [
         ((ints(-1, 0, 0, 1), DRAFTS, LOGITS), {}),
+        ((ints(-1, 0, 0, 1), DRAFTS, LOGITS), {"allowed_mask": ALLOWED}),
         (
             (ints([-1, 0, 0, 1], [-1, 0, 1, -2]), DRAFTS, LOGITS, uniforms(T + 1)),
             {"rule": "independent", "draft_probs": laws(B, T, V), "temperature": 0.9, "top_k": 5},
@@ -151,7 +155,8 @@ SAMPLES = {
         ),
     ],
     "typical_acceptance": [
-        ((DRAFTS, LOGITS, uniforms(T + 1)), {"posterior_threshold": 0.09, "posterior_alpha": 0.3, "temperature": 0.5})
+        ((DRAFTS, LOGITS, uniforms(T + 1)), {"posterior_threshold": 0.09, "posterior_alpha": 0.3, **given})
+        for given in ({"temperature": 0.5}, {"tree": ints(-1, 0, 0, 1), "allowed_mask": ALLOWED})
     ],
     "sample_tokens": [
         ((LOGITS[:, 0], uniforms(2)), {"temperature": 0.5, "return_law": True}),
@@ -378,7 +383,9 @@ def test_a_map_is_turned_round_into_a_tensor_where_it_was_one():
         assert table[0, [4, 7]].tolist() == [0, 1] and table[1].tolist() == [-1] * 4 + [2] + [-1] * 6
 
 
-def test_on_a_device_a_draft_law_is_projected_by_its_own_launch_and_verified_as_probabilities(monkeypatch):
+@pytest.fixture
+def launches(monkeypatch):
+    """What a device would be asked to run: (operation, lnc, arguments) of every launch; results are of no use."""
     launched = []
 
     class Kernel:
@@ -388,26 +395,49 @@ def test_on_a_device_a_draft_law_is_projected_by_its_own_launch_and_verified_as_
         def __getitem__(self, lnc):
             def launch(*arguments):
                 launched.append((self.operation, lnc, arguments))
-                return lazy(laws(B, T - 1, V)) if self.operation == "project_draft_law" else (outputs,) * 4
+                if self.operation == "mask_logits":
+                    return arguments[0]
+                if self.operation == "project_draft_law":
+                    return lazy(laws(B, T - 1, V))
+                return (lazy(ints([0])),) * 4
 
             return launch
 
-    def lazy(array):
-        return torch.Tensor._make_subclass(LazyTensor, torch.from_numpy(array))
-
-    outputs = lazy(ints([0]))
     monkeypatch.setattr(backends.loader, "kernel", lambda operation, backend: Kernel(operation))
+    return launched
+
+
+def lazy(array):
+    return torch.Tensor._make_subclass(LazyTensor, torch.from_numpy(array))
+
+
+def test_on_a_device_a_draft_law_is_projected_by_its_own_launch_and_verified_as_probabilities(launches):
     drafts, logits, numbers, own, targets = map(
         lazy, (DRAFTS, LOGITS, uniforms(T + 1), values(B, T - 1, 3), ints(4, 7, 4))
     )
     table = lazy(draft_verify.invert_draft_to_target(ints(4, 7, 4), V))
     draft_verify.rejection_sampling(drafts, logits, numbers, draft_logits=own, target_to_draft=table, lnc=2)
-    (first, lnc, projection), (second, _, verification) = launched
+    (first, lnc, projection), (second, _, verification) = launches
     assert (first, second, lnc) == ("project_draft_law", "rejection_sampling", 2)
     assert projection[0] is own and projection[1] is table and projection[7] == "logits"
     assert verification[3].shape == (B, T - 1, V) and verification[9] == "probs"
     with pytest.raises(ValueError, match="invert_draft_to_target"):
         draft_verify.rejection_sampling(drafts, logits, numbers, draft_logits=own, draft_to_target=targets)
+
+
+def test_on_a_device_masks_are_launches_of_their_own_before_the_rule(launches):
+    drafts, logits, numbers, mask = map(lazy, (DRAFTS, LOGITS, uniforms(T + 1), ALLOWED))
+    draft_verify.greedy_acceptance(drafts, logits, allowed_mask=mask)
+    draft_verify.rejection_sampling(drafts, logits, numbers, draft_logits=logits[:, :-1], allowed_mask=mask)
+    draft_verify.tree_acceptance(lazy(ints(-1, 0, 0, 1)), drafts, logits, allowed_mask=mask)
+    medusa = {"posterior_threshold": 0.09, "posterior_alpha": 0.3}
+    draft_verify.typical_acceptance(drafts, logits, numbers, **medusa, allowed_mask=mask)
+    assert [operation for operation, _, _ in launches] == [
+        *("mask_logits", "greedy_acceptance"),
+        *("mask_logits", "mask_logits", "rejection_sampling"),
+        *("mask_logits", "tree_acceptance"),
+        *("mask_logits", "typical_acceptance"),
+    ]
 
 
 @pytest.mark.parametrize("kind", [tuple, list])
