@@ -37,7 +37,9 @@ def public(function: Callable) -> Callable:
     def operation(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
-        bound.arguments = {name: _plain(value) for name, value in bound.arguments.items()}
+        bound.arguments = {
+            name: value.item() if isinstance(value, np.generic) else value for name, value in bound.arguments.items()
+        }
         if any(is_torch(leaf) for leaf in leaves(bound.arguments.values())):
             from draft_verify import torch_ops  # only who has a tensor has torch
 
@@ -45,16 +47,6 @@ def public(function: Callable) -> Callable:
         return run(function, bound.arguments)
 
     return operation
-
-
-def _plain(value: Any) -> Any:
-    """NumPy's numbers as Python's, and lists of numbers as arrays: int32, or float32 if one has a fraction."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, list) and all(isinstance(leaf, int | float) for leaf in leaves(value)):
-        array = np.asarray(value)
-        return array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
-    return value
 
 
 def run(function: Callable, arguments: dict[str, Any]) -> Any:

@@ -89,7 +89,7 @@ def verify_attention(
     if backend == "reference":
         return reference(query, key, value, key_cache, value_cache, seq_lens, return_lse=return_lse, **options)
 
-    checks.attention_cores(value_cache, cache_layout, lnc)
+    checks.attention_cores(value_cache, cache_layout, lnc or 1)  # not resolved while tracing
     rows, head_dim = query.shape[2:]
     if draft_lens is None:
         draft_lens = full_like_lengths(seq_lens, rows - 1)
