@@ -62,9 +62,6 @@ def plan_dense(shape, rows, shard, slot_cores):
     if share < 2 * RAGGED or shape.ring:
         return None
     longest = min(longest_pass(shape, rows, 2), share // 2)
-    if shape.block_size > 0:
-        # Of a window's first run, slots may be too old to be seen.
-        return None if shape.sliding_window > 0 else plan_runs(shape, longest, rows.streams)
     return plan_chunk(shape.slots, longest, rows.streams, shard, slot_cores)
 
 
@@ -84,19 +81,22 @@ class Plan(NamedTuple):
 def plan_items(shape, rows, cores):
     """Plans for sequences of at least a dense pass, if there is one, and for all others; for row tiles like `rows`."""
     most = MOST_TOGETHER * cores
-    plans = []
-    dense = plan_dense(shape, rows, 0, 1)
-    if dense != None:  # noqa: E711
-        plans.append(Plan(dense, together_of(dense, cores), True))
     longest = longest_pass(shape, rows, MOST_TOGETHER)
+    many_slots = shape.slots >= 2 * RAGGED and not shape.ring
+    dense = None
     if shape.block_size == 0:
         ragged = plan_chunk(shape.slots, min(longest, RAGGED // most), 1, 0, 1)
-    elif dense == None:  # noqa: E711
-        ragged = plan_runs(shape, min(longest, shape.slots // most), 1)
-    else:
+        if many_slots:
+            dense = plan_chunk(shape.slots, min(longest, shape.slots // most), rows.streams, 0, 1)
+    elif many_slots and shape.sliding_window == 0:  # of a window's first run, slots may be too old to be seen
+        dense = plan_runs(shape, min(longest, shape.slots // MOST_TOGETHER), rows.streams)
         # As long as the others, so that they can use the same room.
         ragged = Chunk(dense.slots, dense.segments, dense.partitions, dense.run, 1, 0, dense.step, dense.most)
-    plans.append(Plan(ragged, together_of(ragged, cores), False))
+    else:
+        ragged = plan_runs(shape, min(longest, shape.slots // most), 1)
+    plans = [Plan(ragged, together_of(ragged, cores), False)]
+    if dense != None:  # noqa: E711
+        plans.insert(0, Plan(dense, together_of(dense, cores), True))
     return plans
 
 

@@ -73,26 +73,30 @@ def merge_rows(outputs, lses, sums, output, lse, count, first, row):
     shards, batch, heads, window, head_dim = outputs.shape
     rows = batch * heads * window
     all_outputs = outputs.reshape((shards * rows, head_dim))
-    if lses == None:  # noqa: E711
-        facts = by_row(sums, rows, count, first, row).reshape_dim(1, (shards, 2))
-        logs = log_of_sum(facts[:, :, 0], facts[:, :, 1])
-    else:
-        logs = by_row(lses, rows, count, first, row)
-    # A shard that saw nothing has a log-sum-exp of -inf and a weight of exp(-inf + finite) = 0.
     negative_max = tile((count, 1))
     weights = tile((count, shards))
     total = tile((count, 1))
-    nisa.tensor_reduce(dst=negative_max, op=nl.maximum, data=logs, axis=1, negate=True)
-    nisa.tensor_scalar(dst=negative_max, data=negative_max, op0=nl.minimum, operand0=NOTHING_SEEN)
-    nisa.activation(
-        dst=weights,
-        op=nl.exp,
-        data=logs,
-        bias=negative_max,
-        reduce_op=nl.add,
-        reduce_res=total,
-        reduce_cmd=nisa.reduce_cmd.reset_reduce,
-    )
+    if lses == None:  # noqa: E711
+        # No logarithm: the exponential's table stays loaded.
+        facts = by_row(sums, rows, count, first, row).reshape_dim(1, (shards, 2))
+        nisa.tensor_reduce(dst=negative_max, op=nl.minimum, data=facts[:, :, 1], axis=1)
+        nisa.activation(dst=weights, op=nl.exp, data=facts[:, :, 1], scale=-1.0, bias=negative_max)
+        nisa.tensor_tensor(dst=weights, data1=weights, data2=facts[:, :, 0], op=nl.multiply)
+        nisa.tensor_reduce(dst=total, op=nl.add, data=weights, axis=1)
+    else:
+        # A shard that saw nothing has a log-sum-exp of -inf and a weight of exp(-inf + finite) = 0.
+        logs = by_row(lses, rows, count, first, row)
+        nisa.tensor_reduce(dst=negative_max, op=nl.maximum, data=logs, axis=1, negate=True)
+        nisa.tensor_scalar(dst=negative_max, data=negative_max, op0=nl.minimum, operand0=NOTHING_SEEN)
+        nisa.activation(
+            dst=weights,
+            op=nl.exp,
+            data=logs,
+            bias=negative_max,
+            reduce_op=nl.add,
+            reduce_res=total,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
     empty = None
     if lses != None:  # noqa: E711
         empty = tile((count, shards), nl.uint8)
