@@ -1,8 +1,28 @@
-"""Speculative decoding on AWS Trainium2: verification attention, acceptance and KV-cache rollback, as NKI kernels."""
+"""Speculative decoding on AWS Trainium2: verification attention, acceptance and KV-cache rollback, as NKI kernels.
+
+Every operation takes NumPy arrays or torch tensors and returns the same kind (tensors where both come); what is written
+in place is written in the caller's own memory. Two arguments are common to all:
+
+backend: where it runs.
+    "auto" (the default): "device" for tensors on a Neuron device, "reference" for everything else.
+    "reference": NumPy loops in float64, the specification of the kernels.
+    "emulator": the kernel, on this project's emulator of NKI, on a CPU.
+    "simulator": the kernel, through `nki.simulate` of an installed Neuron SDK, on a CPU.
+    "device": the kernel, on the Neuron device that the tensors are on.
+lnc: physical cores that share a logical one, 1 or 2 (Neuron's logical NeuronCore configuration); None, the default,
+    takes NEURON_LOGICAL_NC_CONFIG from the environment, else 1. The reference has no cores.
+
+Bad input raises ValueError, naming the argument, what came and what was expected, before anything is written. Values
+that cannot be looked at, on a device or under tracing, make a sequence an empty slot with `invalid` set instead.
+
+Float8 caches are trn2's float8_e4m3, whose largest number is 240: ml_dtypes.float8_e4m3 in NumPy, and in torch
+float8_e4m3fn taken by its bits. What torch writes there above 240 (its own type goes to 448) is NaN or infinity on
+trn2: clamp to 240 before `.to(torch.float8_e4m3fn)`. `commit_window` saturates.
+"""
 
 from draft_verify.acceptance_stats import AcceptanceStats
 from draft_verify.blocks import blocks_needed, blocks_to_free, draft_cache_lens
-from draft_verify.check_pair import check_pair
+from draft_verify.check_pair import Finding, PairReport, check_pair
 from draft_verify.combine_shards import combine_shards, shard_draws, shard_statistics
 from draft_verify.commit_window import commit_window
 from draft_verify.compact_window import compact_window
@@ -23,14 +43,17 @@ from draft_verify.tree_acceptance import tree_acceptance
 from draft_verify.typical_acceptance import typical_acceptance
 from draft_verify.uniforms_for import uniforms_for
 from draft_verify.verify_attention import verify_attention
-from draft_verify.verify_step import CacheWindow, verify_step
+from draft_verify.verify_step import CacheWindow, Step, verify_step
 
 __all__ = [
     "Acceptance",
     "AcceptanceStats",
     "CacheWindow",
+    "Finding",
     "Logprobs",
+    "PairReport",
     "SampledTokens",
+    "Step",
     "blocks_needed",
     "blocks_to_free",
     "check_pair",

@@ -116,11 +116,15 @@ def shard_draws(
 
     Args:
         statistics: [n, B, T, 5 * 128 / n + 2], all ranks' in their order.
-        The others, and what is raised: as `shard_statistics`.
+        draft_tokens, target_logits, uniforms, shard, vocab_size, draft_logits, draft_probs, draft_lens, temperature:
+            the same as were given to `shard_statistics`.
         backend, lnc: see the package.
 
     Returns:
         [B, 6, 128 / n] fp32.
+
+    Raises:
+        ValueError: a shape, dtype or value that does not fit.
     """
     batch, rows = checks.shard(
         draft_tokens,

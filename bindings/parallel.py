@@ -22,7 +22,15 @@ from draft_verify.verify_attention import verify_attention
 
 
 def gather(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> torch.Tensor:
-    """The ranks' tensors of one shape, [ranks, ...] in rank order, on every rank."""
+    """All ranks' tensors on every rank.
+
+    Args:
+        tensor: this rank's, of the same shape and dtype on every rank.
+        group: the ranks; default all.
+
+    Returns:
+        [ranks, ...] in rank order.
+    """
     ranks = dist.get_world_size(group)
     tensor = tensor.contiguous()
     if tensor.device.type == "xla":
@@ -144,6 +152,13 @@ def same_decision(acceptance: Acceptance, group: dist.ProcessGroup | None = None
     """Rank 0's decision on every rank, where ranks computed it each from logits that may differ in their last bits.
 
     Ranks that accept different numbers of drafts wait for each other for ever at the next collective.
+
+    Args:
+        acceptance: this rank's, of any rule.
+        group: the ranks that decide together; default all. Its first rank's decision holds.
+
+    Returns:
+        Acceptance, the same on every rank.
     """
     fields = [acceptance.tokens, acceptance.path, acceptance.num_accepted[:, None], acceptance.invalid[:, None]]
     packed = torch.cat([field.to(torch.int32) for field in fields], dim=1)
@@ -161,6 +176,13 @@ def merge_stats(stats: AcceptanceStats, group: dist.ProcessGroup | None = None) 
     """The counters of all ranks together, on every rank; `stats` stays as it is.
 
     For ranks that serve different sequences (data parallel): ranks of one tensor-parallel group count the same steps.
+
+    Args:
+        stats: this rank's counters.
+        group: the ranks whose counters are added; default all.
+
+    Returns:
+        AcceptanceStats, equal on every rank.
     """
     gathered: list[dict] = [{} for _ in range(dist.get_world_size(group))]
     dist.all_gather_object(gathered, stats.to_dict(), group=group)

@@ -28,8 +28,15 @@ class Windows(NamedTuple):
 
 
 def windows(metadata: Any) -> Windows:
-    """The windows of a SpecDecodeMetadata: `draft_token_ids` [n], `cu_num_draft_tokens` [B], `max_spec_len`,
-    `target_logits_indices` [n], `bonus_logits_indices` [B]."""
+    """A flat batch as windows, no value looked at.
+
+    Args:
+        metadata: SpecDecodeMetadata: `draft_token_ids` [n], `cu_num_draft_tokens` [B], `max_spec_len` K,
+            `target_logits_indices` [n], `bonus_logits_indices` [B]. Arrays [n] may be padded, each by itself.
+
+    Returns:
+        Windows.
+    """
     drafts = metadata.draft_token_ids.to(torch.int32)
     ends = metadata.cu_num_draft_tokens.to(torch.int64)
     targets, bonus = (

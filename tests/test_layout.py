@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import draft_verify
-from draft_verify import arrays
+from draft_verify import arrays, backends
 
 ROOT = Path(__file__).resolve().parents[1]
 OPERATIONS = sorted(arrays.OPERATIONS)
@@ -36,10 +38,42 @@ def test_reference_and_public_function_take_the_same_arguments(operation):
     assert all(parameters(function) == parameters(getattr(draft_verify, operation)) for function in found)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_public_functions_are_documented(operation):
-    text = inspect.getdoc(getattr(draft_verify, operation))
-    assert "backend" in text or "Raises" in text or "ValueError" in text
+PUBLIC = {name: getattr(draft_verify, name) for name in draft_verify.__all__}
+FUNCTIONS = {name: function for name, function in PUBLIC.items() if inspect.isfunction(function)}
+with contextlib.suppress(ImportError):  # both need torch
+    for module in map(importlib.import_module, ("draft_verify.parallel", "draft_verify.vllm_neuron")):
+        for name, member in inspect.getmembers(module, inspect.isfunction):
+            if member.__module__ == module.__name__ and not name.startswith("_"):
+                FUNCTIONS[f"{module.__name__}.{name}"] = member
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_every_argument_and_result_of_a_public_function_is_documented(name):
+    text = inspect.getdoc(FUNCTIONS[name])
+    described = text[text.index("Args:") :]
+    missing = [
+        entry for entry in inspect.signature(FUNCTIONS[name]).parameters if not re.search(rf"\b{entry}\b", described)
+    ]
+    assert not missing and "Returns:" in described
+    assert "The others" not in text
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_operation_says_what_it_refuses(name):
+    assert "ValueError: " in inspect.getdoc(getattr(draft_verify, name))
+
+
+def test_what_public_functions_return_is_public():
+    for name, function in FUNCTIONS.items():
+        returned = inspect.signature(function).return_annotation
+        for word in re.findall(r"\b[A-Z]\w+", str(returned)):
+            assert word in {*draft_verify.__all__, "Any", "Tensor", "None", "Windows"}, name
+
+
+def test_the_package_says_what_every_operation_takes():
+    for backend in backends.BACKENDS:
+        assert f'"{backend}"' in draft_verify.__doc__
+    assert "lnc: " in draft_verify.__doc__ and "NEURON_LOGICAL_NC_CONFIG" in draft_verify.__doc__
 
 
 def imports(path: Path) -> set[str]:

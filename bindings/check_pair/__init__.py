@@ -92,6 +92,9 @@ def check_pair(
             tokenizer; default: the folder's tokenizer.json if there is one.
         num_draft_tokens: K, checked against what the draft's heads can propose.
 
+    Returns:
+        PairReport: all findings, `ok` if none is an error; as text by `str`, for JSON by `to_dict()`.
+
     Raises:
         ValueError: a config or tokenizer that cannot be read.
     """
