@@ -12,6 +12,7 @@ import numpy as np
 
 FLOATS = ("float32", "bfloat16")
 FLOAT8 = "float8_e4m3"
+FLOAT8_KINDS = f"{FLOAT8} (torch.float8_e4m3fn, or an array of ml_dtypes.{FLOAT8})"
 
 
 def dtype_name(array: Any) -> str:
@@ -32,7 +33,8 @@ def array(argument: str, value: Any, shape: tuple[int | str, ...], dtypes: tuple
         isinstance(want, str) or have == want for have, want in zip(value.shape, shape)
     )
     expect(matches, argument, f"shape {tuple(value.shape)}", f"shape [{', '.join(map(str, shape))}]")
-    expect(dtype_name(value) in dtypes, argument, f"dtype {dtype_name(value)}", " or ".join(dtypes))
+    expected = " or ".join(dtypes).replace(FLOAT8, FLOAT8_KINDS)
+    expect(dtype_name(value) in dtypes, argument, f"dtype {dtype_name(value)}", expected)
 
 
 def values_known(*arrays: Any) -> bool:

@@ -45,8 +45,8 @@ def verify_attention(
     Args:
         query: [B, Hq, T, D] fp32 or bf16, rotated.
         key, value: [B, Hkv, T, D] of query's dtype, the window; both None to attend to the cache only.
-        key_cache, value_cache: of query's dtype or fp8: "BHSD" [B, Hkv, S, D]; "BHDS" the same with keys
-            [B, Hkv, D, S]; "NHPD" [N, Hkv, P, D] and "NPHD" [N, P, Hkv, D] blocks of P tokens.
+        key_cache, value_cache: of query's dtype or fp8 (see the package): "BHSD" [B, Hkv, S, D]; "BHDS" the same
+            with keys [B, Hkv, D, S]; "NHPD" [N, Hkv, P, D] and "NPHD" [N, P, Hkv, D] blocks of P tokens.
         seq_lens: [B] int32, tokens in the cache; seq_lens + draft_lens + 1 <= S or M * P, or absolute for a ring.
         draft_lens: [B] int32, drafts in the window, 0..T-1; default T - 1; -1 is an empty slot. Later rows are padding.
         tree: parents [T] or [B, T] int32, before their children; the root's is -1; -2 is padding, which comes last.

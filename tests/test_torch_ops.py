@@ -463,3 +463,23 @@ def test_arrays_among_tensors_are_taken_but_for_what_is_written():
         with pytest.raises(ValueError, match="_cache: got ndarray, expected a tensor"):
             draft_verify.commit_window(*caches, *([[rows, rows]] * 2 if layered else [rows] * 2), *lengths)
     assert not array.any() and not cache[0, 0, 2:].any()
+
+
+def test_fp8_that_torch_wrote_is_what_trn2_reads_after_a_clamp_and_not_without():
+    numbers = torch.tensor([-448.0, -256.0, -240.0, 0.5, 240.0, 247.0, 256.0, 300.0, 448.0])
+    assert arrays.to_numpy(numbers.clamp(-240, 240).to(torch.float8_e4m3fn)).astype(np.float32).tolist() == [
+        -240, -240, -240, 0.5, 240, 240, 240, 240, 240,
+    ]  # fmt: skip
+    as_they_are = arrays.to_numpy(numbers.to(torch.float8_e4m3fn)).astype(np.float32)
+    assert np.isfinite(as_they_are).tolist() == [False, False, True, True, True, True, False, False, False]
+
+
+def test_a_wrong_cache_dtype_is_answered_in_torchs_words_too():
+    rows, lengths = torch.zeros((1, 1, 2, 4)), torch.zeros(1, dtype=torch.int32)
+    for wrong in (torch.zeros((1, 1, 8, 4), dtype=torch.float8_e5m2), torch.zeros((1, 1, 8, 4), dtype=torch.float16)):
+        with pytest.raises(ValueError, match=r"value_cache: got dtype float.* or float8_e4m3 \(torch.float8_e4m3fn"):
+            draft_verify.verify_attention(rows, rows, rows, wrong, wrong, lengths)
+    # The numbers of NumPy's type reach 448 and are not taken by their bits without a word.
+    wrong = np.zeros((1, 1, 8, 4), ml_dtypes.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"got dtype float8_e4m3fn, .* an array of ml_dtypes.float8_e4m3\)"):
+        draft_verify.verify_attention(*[rows.numpy()] * 3, wrong, wrong, lengths.numpy())
