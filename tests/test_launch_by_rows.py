@@ -28,7 +28,9 @@ CALLS = {
     "draft vocabulary": lambda **where: draft_verify.rejection_sampling(
         DRAFTS, TARGET, UNIFORMS, draft_logits=DRAFT, draft_to_target=TO_TARGET, **SAMPLING, **where
     ),
-    "trees": lambda **where: draft_verify.tree_acceptance(TREES, DRAFTS, TARGET, UNIFORMS, **SAMPLING, **where),
+    "trees": lambda **where: draft_verify.tree_acceptance(
+        TREES, DRAFTS, TARGET, UNIFORMS, rule="target_only", **SAMPLING, **where
+    ),
     "one tree": lambda **where: draft_verify.tree_acceptance(TREES[0], DRAFTS, TARGET, UNIFORMS, **where),
     "typical": lambda **where: draft_verify.typical_acceptance(
         DRAFTS, TARGET, UNIFORMS, posterior_threshold=0.1, posterior_alpha=0.3, **where
