@@ -24,7 +24,7 @@ from draft_verify.reference.emulator.schedule import Schedule, schedule
 
 from . import peer
 from .programs import programs_of
-from .shapes import QUERY_HEADS, Case, cases
+from .shapes import QUERY_HEADS, Case, cases, operations
 from .table import Table
 
 PEER = "attention_tkg"
@@ -204,7 +204,9 @@ def parser() -> argparse.ArgumentParser:
         "python -m draft_verify.bench cost", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     result.add_argument("--quick", action="store_true", help="the shapes that the project's targets are stated for")
-    result.add_argument("--operation", action="append", metavar="NAME", help="only this operation (repeatable)")
+    result.add_argument(
+        "--operation", choices=operations(), action="append", metavar="NAME", help="only this operation (repeatable)"
+    )
     result.add_argument(
         "--only", metavar="TEXT", help='only cases whose name holds this, such as "B=1 T=8 S=8192 D=128"'
     )

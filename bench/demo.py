@@ -13,6 +13,7 @@ import time
 from typing import NamedTuple
 
 from . import smollm2
+from .arguments import whole
 from .decode import Cache, Decoded, Sampling, plain_decode, speculative_decode
 from .drafts import Draft, LayerSkip, PromptLookup, chain
 from .table import Table
@@ -177,7 +178,7 @@ def main(argv: list[str] | None = None) -> int:
         help=f"layout of the cache; ring gives both decoders a sliding window of {RING_WINDOW}",
     )
     parser.add_argument("--all", action="store_true", help="every draft and temperature for every prompt")
-    parser.add_argument("--tokens", type=int, default=48, help="new tokens a prompt (default 48)")
+    parser.add_argument("--tokens", type=whole, default=48, help="new tokens a prompt (default 48)")
     arguments = parser.parse_args(argv)
     cases = CASES
     if arguments.all:

@@ -20,8 +20,9 @@ from draft_verify.arrays import to_numpy, to_torch
 from draft_verify.backends import logical_cores
 from draft_verify.reference import tolerances
 
+from .arguments import whole
 from .cost import measure, shape_text
-from .shapes import Case, cases, random_data
+from .shapes import Case, cases, operations, random_data
 from .table import Table
 
 PACKAGES = ("torch", "torch_xla", "torch_neuronx")
@@ -136,8 +137,10 @@ def main(argv: list[str] | None = None) -> int:
         "python -m draft_verify.bench device", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--all", action="store_true", help="the whole grid of `bench cost`")
-    parser.add_argument("--operation", action="append", metavar="NAME", help="only this operation (repeatable)")
-    parser.add_argument("--repeat", type=int, default=20, help="calls that are timed (default 20)")
+    parser.add_argument(
+        "--operation", choices=operations(), action="append", metavar="NAME", help="only this operation (repeatable)"
+    )
+    parser.add_argument("--repeat", type=whole, default=20, help="calls that are timed (default 20)")
     parser.add_argument("--lnc", type=int, choices=(1, 2), help="default: NEURON_LOGICAL_NC_CONFIG, else 1")
     arguments = parser.parse_args(argv)
     lacking = missing()

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from draft_verify.backends import logical_cores
 
+from .arguments import not_negative
 from .cost import Row, measure
 from .device import NeuronDevice, check, missing
-from .shapes import Case, cases
+from .shapes import Case, cases, operations
 from .table import Table
 
 SCHEMA = "draft_verify.micro/1"
@@ -84,8 +85,9 @@ def to_json(rows: Sequence[MicroRow]) -> str:
 def from_json(text: str) -> list[MicroRow]:
     """Raises ValueError unless it is a document of this schema."""
     document = json.loads(text)
-    if document.get("schema") != SCHEMA:
-        raise ValueError(f"schema is {document.get('schema')!r}, expected {SCHEMA!r}")
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"schema is {schema!r}, expected {SCHEMA!r}")
     return [MicroRow(**row) for row in document["rows"]]
 
 
@@ -124,12 +126,14 @@ def parser() -> argparse.ArgumentParser:
         "python -m draft_verify.bench micro", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     result.add_argument("--quick", action="store_true", help="the shapes that the project's targets are stated for")
-    result.add_argument("--operation", action="append", metavar="NAME", help="only this operation (repeatable)")
+    result.add_argument(
+        "--operation", choices=operations(), action="append", metavar="NAME", help="only this operation (repeatable)"
+    )
     result.add_argument("--lnc", type=int, choices=(1, 2), help="default: NEURON_LOGICAL_NC_CONFIG, else 1")
     result.add_argument("--json", type=Path, metavar="FILE", help="write the rows there, schema " + SCHEMA)
     result.add_argument("--csv", type=Path, metavar="FILE", help="write the rows there")
     result.add_argument("--compare", type=Path, metavar="OLD.json", help="what changed since; fails if a figure grew")
-    result.add_argument("--tolerance", type=float, default=0.02, help="a change that counts (default 0.02)")
+    result.add_argument("--tolerance", type=not_negative, default=0.02, help="a change that counts (default 0.02)")
     result.add_argument("--report", type=Path, metavar="DIR", help="write pictures and an HTML page there")
     return result
 
@@ -138,6 +142,10 @@ def main(argv: list[str] | None = None) -> int:
     from tqdm import tqdm
 
     arguments = parser().parse_args(argv)
+    try:
+        old = arguments.compare and from_json(arguments.compare.read_text())
+    except ValueError as error:
+        raise SystemExit(f"{arguments.compare}: {error}") from None
     lnc = logical_cores(arguments.lnc)
     chosen = [c for c in cases(arguments.quick) if not arguments.operation or c.operation in arguments.operation]
     lacking = missing()
@@ -157,8 +165,8 @@ def main(argv: list[str] | None = None) -> int:
         from . import report
 
         print(f"\n{report.micro_report(arguments.report, json.loads(to_json(rows)))}")
-    if arguments.compare:
-        changes, grew = compare(from_json(arguments.compare.read_text()), rows, arguments.tolerance)
+    if old is not None:
+        changes, grew = compare(old, rows, arguments.tolerance)
         print(
             f"\nSince {arguments.compare}:\n\n{changes}"
             if changes.rows

@@ -191,6 +191,18 @@ def micro_report(directory: Path, document: dict) -> Path:
     return write(directory, [micro_section(directory, document)])
 
 
+def read_document(path: Path, schema: str) -> dict:
+    """A JSON document that another command wrote; raises ValueError naming the file unless it is of this schema."""
+    try:
+        document = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != schema:
+        raise ValueError(f"{path}: schema is {found!r}, expected {schema!r}")
+    return document
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         "python -m draft_verify.bench report", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -199,13 +211,21 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--workload", type=Path, metavar="JSON", help="results of `workload --json`")
     parser.add_argument("--micro", type=Path, metavar="JSON", help="results of `micro --json`")
     arguments = parser.parse_args(argv)
+    from .micro import SCHEMA as MICRO_SCHEMA
+    from .workload import SCHEMA as WORKLOAD_SCHEMA
+
     directory = arguments.report
+    try:
+        workload = arguments.workload and read_document(arguments.workload, WORKLOAD_SCHEMA)
+        micro = arguments.micro and read_document(arguments.micro, MICRO_SCHEMA)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
     directory.mkdir(parents=True, exist_ok=True)
     sections = [presets_section(directory)]
-    if arguments.workload:
-        sections.append(workload_section(directory, json.loads(arguments.workload.read_text())))
-    if arguments.micro:
-        sections.append(micro_section(directory, json.loads(arguments.micro.read_text())))
+    if workload:
+        sections.append(workload_section(directory, workload))
+    if micro:
+        sections.append(micro_section(directory, micro))
     sections.append(step_section(directory))
     print(write(directory, sections))
     return 0

@@ -80,6 +80,11 @@ def cases(quick: bool = False) -> list[Case]:
     return [case for group in (attention, acceptance, rollback) for case in group(quick)]
 
 
+def operations() -> list[str]:
+    """Names of all that has a case."""
+    return sorted({case.operation for case in cases(quick=True)})
+
+
 def _grid(quick: bool, **axes: tuple[int, ...]) -> Iterator[dict[str, int]]:
     """Every combination of the axes; quick: one T, the targets' S and D, the largest V, two batches."""
     few = {"B": (1, 4), "T": (8,), "S": (8192,), "D": (128,), "V": (151_936,)}

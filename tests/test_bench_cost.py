@@ -167,3 +167,21 @@ def test_a_file_that_is_not_there_is_named_by_every_command(tmp_path, capsys):
         else:
             message = capsys.readouterr().err
         assert code != 0 and missing in message
+
+
+@pytest.mark.parametrize("command", ["cost", "micro", "device"])
+def test_an_operation_that_does_not_exist_is_no_empty_table(command, capsys):
+    with pytest.raises(SystemExit):
+        main([command, "--operation", "greedy"])
+    assert "invalid choice: 'greedy'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"schema": "another/1"}'])
+@pytest.mark.parametrize("command", [["report", "--workload"], ["report", "--micro"], ["micro", "--compare"]])
+def test_a_file_of_another_kind_is_refused_before_anything_runs(command, text, tmp_path):
+    path = tmp_path / "document.json"
+    path.write_text(text)
+    page = ["--report", str(tmp_path / "page")]
+    with pytest.raises(SystemExit, match=r"document\.json: "):
+        main([*command, str(path), *page])
+    assert not (tmp_path / "page").exists()
