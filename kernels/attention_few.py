@@ -27,7 +27,7 @@ from .attention_passes import (
     silence_pass,
 )
 from .attention_plan import PARTITIONS, tile
-from .attention_softmax import new_state, one_stream, score_steps, slot_bounds, weigh_step, window_mask
+from .attention_softmax import FEW_COLUMNS, new_state, one_stream, score_step, slot_bounds, weigh_step, window_mask
 from .attention_work import (
     Pass,
     counters,
@@ -207,7 +207,6 @@ def attend_dense(walk, chunk, every, dense, begin, windows):
     `windows`: as windows_of leaves them.
     """
     outer = outer_passes(walk.shape, every, dense, begin, walk.sequence)
-    first = outer[0]
     # The engines are busy from the start, before it is known whether these passes are needed: the memory for the first
     # sequence, others for a single one.
     keys_ahead = ()
@@ -215,7 +214,9 @@ def attend_dense(walk, chunk, every, dense, begin, windows):
     if walk.sequence == 0 and begin == None:  # noqa: E711
         keys_ahead = (keys_of(walk, chunk, 0, outer[0]), keys_of(walk, chunk, 0, outer[1]))
         if walk.shape.batch == 1:
-            ahead = score_passes(walk, chunk, True, 0, 0, outer, keys_ahead, windows[0])
+            first = score_pass(walk, chunk, True, 0, 0, outer[0], keys_ahead[0], windows[0], None)
+            last = score_pass(walk, chunk, True, 0, 0, outer[1], keys_ahead[1], None, first)
+            ahead = (first, last)
 
     def first_and_last(_):
         for g in range(len(walk.groups)):
@@ -227,9 +228,10 @@ def attend_dense(walk, chunk, every, dense, begin, windows):
 
     def next_pass(start):
         # On GpSimd, so as not to queue behind the work of the pass before.
-        for count in (first.end, first.position):
+        for count in (outer[0].end, outer[0].position):
             if count != None:  # noqa: E711
                 nisa.tensor_tensor(dst=count, data1=count, data2=dense.step, op=nl.subtract, engine=nisa.engine.gpsimd)
+        first = outer[0]
         current = Pass(walk.sequence, None, start, start, first.first, first.end, first.live_rows, None, first.position)
         for g in range(len(walk.groups)):
             keys = keys_of(walk, chunk, g, current)
@@ -283,49 +285,71 @@ def row_tile(walk, dense, g, t):
     return rows, own, state, queries[:, :, 0 : rows.heads, 0 : rows.count]
 
 
-def score_passes(walk, chunk, dense, g, t, passes, keys, window):
-    """Steps of a row tile, one a pass, the window in the first; `window` as take has it."""
-    shape = walk.shape
+def score_pass(walk, chunk, dense, g, t, current, keys, window, before):
+    """The Step of a pass for a row tile; `window` as take has it, `before` the Step before that is not weighed yet."""
     rows, own, state, queries = row_tile(walk, dense, g, t)
     seen = ()
     if has_values(window):
-        seen = (window[0], window_mask(shape, own, passes[0]))
-    cached = []
-    for i in range(len(passes)):
-        cached.append((keys[i], slot_bounds(shape, chunk, own, passes[i])))
-    return score_steps(shape, chunk, rows, own, queries, cached, seen, state.negative_max)
+        seen = (window[0], window_mask(walk.shape, own, current))
+    bounds = slot_bounds(walk.shape, chunk, own, current)
+    earlier = state.negative_max if before == None else before.negative_max  # noqa: E711
+    return score_step(walk.shape, chunk, rows, own, queries, keys, bounds, seen, earlier)
 
 
 def has_values(window):
     return window != None and len(window) > 0  # noqa: E711
 
 
+def transposing_engines(shape, rows, busy, i, passes):
+    """Engines that take turns at the transposed weights of pass i of `passes`, and the columns that each takes at once.
+
+    `busy`: whether it counts how long they work, since there is always more to do, not how soon this pass is done.
+    """
+    if busy and shape.dtype == nl.bfloat16 and rows.count % 16 == 0:
+        # DMA transposes 2-byte elements, to steps of 32 bytes; how well beside loads is UNVERIFIED.
+        if i < passes - 1:
+            return (nisa.engine.scalar, nisa.engine.dma), 2 * FEW_COLUMNS
+        return (nisa.engine.dma, nisa.engine.scalar, nisa.engine.dma, nisa.engine.vector), 2 * FEW_COLUMNS
+    if i < passes - 1:
+        # Vector masks the next pass first.
+        return (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector), FEW_COLUMNS
+    if passes > 1 and not busy:
+        return (nisa.engine.vector,), FEW_COLUMNS
+    if rows.count <= PARTITIONS // 2:
+        # Few rows are soon copied, but take Vector as long to mask as many.
+        return (nisa.engine.scalar,), FEW_COLUMNS
+    return EVICTION_ENGINES, FEW_COLUMNS
+
+
 def take(walk, chunk, dense, g, passes, keys, values, window, ahead):
     """Takes passes of a group, their keys and values, into the states of its row tiles.
 
-    All scores come before all values, so that the engines, which keep their order, need not wait for the values.
+    The scores of a step come before the values of the one before: Vector masks while the others exponentiate and weigh.
 
     Args:
         window: of passes that begin the states, () where it is not this core's; else None.
         ahead: the first row tile's Steps, if they are known, else ().
     """
     tiles = len(walk.groups[g])
-    for t in range(tiles):
-        steps = ahead
-        if t > 0 or len(ahead) == 0:
-            steps = score_passes(walk, chunk, dense, g, t, passes, keys, window)
+    steps = []
+    for step in ahead:
+        steps.append(step)
+    for k in range(tiles * len(passes) + 1):
+        if len(steps) == k and k < tiles * len(passes):
+            t = k // len(passes)
+            i = k % len(passes)
+            new = window if i == 0 else None
+            before = None if i == 0 else steps[k - 1]
+            steps.append(score_pass(walk, chunk, dense, g, t, passes[i], keys[i], new, before))
+        if k == 0:
+            continue
+        t = (k - 1) // len(passes)
+        i = (k - 1) % len(passes)
         rows, _, state, _ = row_tile(walk, dense, g, t)
-        for i in range(len(passes)):
-            # Few rows are soon copied; Vector masks as long for few as for many.
-            engines = EVICTION_ENGINES if rows.count > PARTITIONS // 2 else (nisa.engine.scalar,)
-            if i < len(passes) - 1:
-                # Vector still masks the next pass.
-                engines = (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector)
-            elif len(passes) > 1 and tiles == 1:
-                engines = (nisa.engine.vector,)
-            begins = i == 0 and window != None  # noqa: E711
-            window_values = window[1] if begins and has_values(window) else None
-            weigh_step(walk.shape, chunk, rows, steps[i], values[i], window_values, state, begins, engines)
+        engines, columns = transposing_engines(walk.shape, rows, dense and tiles > 1, i, len(passes))
+        begins = i == 0 and window != None  # noqa: E711
+        window_values = window[1] if begins and has_values(window) else None
+        weigh_step(walk.shape, chunk, rows, steps[k - 1], values[i], window_values, state, begins, engines, columns)
 
 
 def join_all(walk):

@@ -34,7 +34,7 @@ from .attention_room import (
     own_heads,
     skip_dead,
 )
-from .attention_softmax import new_state, restart, score_steps, slot_bounds, weigh_step, window_mask
+from .attention_softmax import new_state, restart, score_step, slot_bounds, weigh_step, window_mask
 from .attention_work import (
     fetch_entry,
     late_copy,
@@ -231,9 +231,10 @@ def attend_group(walk, constants, g, window, entry, next_group, following):
             seen = ()
             if turn == 0 and len(window) > 0:
                 seen = (window[0], window_mask(shape, own, passes[0]))
-            cached = [(keys[turn], slot_bounds(shape, chunk, own, passes[turn]))]
-            steps.extend(score_steps(shape, chunk, rows, own, walk.stationaries[g][t], cached, seen, earlier))
-            earlier = steps[turn].negative_max
+            bounds = slot_bounds(shape, chunk, own, passes[turn])
+            step = score_step(shape, chunk, rows, own, walk.stationaries[g][t], keys[turn], bounds, seen, earlier)
+            steps.append(step)
+            earlier = step.negative_max
             if last_tile and following != None:  # noqa: E711
                 fetch_group_keys(walk, next_group, following, turn)
         if t == 0:

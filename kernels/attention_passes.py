@@ -23,7 +23,7 @@ from .attention_plan import PARTITIONS, Chunk, head_parts, plan_chunk, plan_runs
 from .attention_softmax import (
     groups_of,
     row_constants,
-    score_steps,
+    score_step,
     weigh_step,
     window_mask,
     with_tree,
@@ -228,7 +228,7 @@ def silenced_window(shape, rows, window, constants, current):
 def attend_window(shape, rows, constants, queries, window, current, state):
     """Takes the window, (keys, values) as own_window leaves them, into a row tile's state."""
     seen = (window[0], window_mask(shape, constants, current))
-    step = score_steps(shape, None, rows, constants, queries, [], seen, state.negative_max)[0]
+    step = score_step(shape, None, rows, constants, queries, None, None, seen, state.negative_max)
     weigh_step(shape, None, rows, step, None, window[1], state, False, EVICTION_ENGINES)
 
 

@@ -16,8 +16,8 @@ from .attention_tree import load_ancestors
 NOTHING_SEEN = 1e20  # minus the maximum of a row that saw no key yet: exp(masked score + this) is 0
 MASKED = -3.4028234663852886e38  # what range_select writes where a slot is not seen
 SMALLEST_SUM = 1e-18  # a row that saw a key has a sum of at least 1; the logarithm's domain starts at 2^-64
-MOST_TRANSPOSED = 512  # columns of a batch
-BATCHES_AHEAD = 2  # that are transposed before the first one's values are weighed
+FEW_COLUMNS = 512  # of transposed weights: half a bank of bf16 is soon emptied, a whole one in fewer instructions
+COLUMNS_A_BATCH_AHEAD = 256  # the larger the batches, the more are transposed before the first is weighed
 SPAN_BANKS = 2  # of scores under one mask; two spans are in use at a time
 
 
@@ -271,13 +271,13 @@ class Step(NamedTuple):
     negative_max: object  # and after it
 
 
-def score_steps(shape, chunk, rows, constants, stationary, cached, window, earlier):
-    """A Step for each pass, the first with the window, if that is there; or one for the window alone.
+def score_step(shape, chunk, rows, constants, stationary, keys, bounds, window, earlier):
+    """Scores of a pass, the window, or both, and how they raise the maximum of a row tile.
 
     Args:
         stationary: queries, as load_queries leaves them.
-        cached: a list of (keys, (first, end)) for each pass: an entry a segment as load_keys leaves them, bounds as
-            slot_bounds does.
+        keys: an entry a segment as load_keys leaves them; None without a pass.
+        bounds: (first, end), as slot_bounds leaves them.
         window: () or (keys, mask), as load_window and window_mask leave them.
         earlier: [count, 1], minus the maximum so far.
     """
@@ -294,12 +294,9 @@ def score_steps(shape, chunk, rows, constants, stationary, cached, window, earli
         scores, largest = window_scores(shape, rows, stationary, window[0], window[1])
         raised = raised_maximum(largest, -scale, earlier)
         window_part = (scores, scale)
-    if len(cached) == 0:
-        return [Step(None, window_part, earlier, over_streams(rows, raised, nl.minimum, nisa.engine.vector))]
-
-    spans = spans_of(chunk, rows)
-    steps = []
-    for keys, bounds in cached:
+    pass_part = None
+    if keys != None:  # noqa: E711
+        spans = spans_of(chunk, rows)
         scores = tile((rows.count, chunk.slots // rows.streams))
         maxima = tile((rows.count, len(spans)))
         for i in range(len(spans)):
@@ -316,21 +313,19 @@ def score_steps(shape, chunk, rows, constants, stationary, cached, window, earli
                 range_start=chunk.first + spans[i].first,
             )
         raised = raised_maximum(maxima, minus_cache_scale, raised)
-        raised = over_streams(rows, raised, nl.minimum, nisa.engine.vector)
-        steps.append(Step((scores, cache_scale), window_part, earlier, raised))
-        window_part = None
-        earlier = raised
-    return steps
+        pass_part = (scores, cache_scale)
+    return Step(pass_part, window_part, earlier, over_streams(rows, raised, nl.minimum, nisa.engine.vector))
 
 
-def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, engines):
+def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS):
     """Takes the values of a step into the state.
 
     Args:
         values: of the pass, if the step has one, as load_slots leaves them.
         window_values: [T, heads, D] if the step has the window, else None.
         begins: whether this is a sequence's first step: `state` then has no values yet.
-        engines: which take turns at emptying PSUM.
+        engines: which take turns at the transposed weights: they empty PSUM, DMA does it all.
+        columns: of weights that they take at once.
     """
     decay = tile((rows.count, 1))
     nisa.activation(dst=decay, op=nl.exp, data=step.earlier, scale=-1.0, bias=step.negative_max)
@@ -338,17 +333,17 @@ def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, e
     if step.window != None:  # noqa: E711
         batches.append(Batch(step.window[0].expand_dim(2), step.window[1], [[window_values]]))
     if step.cached != None:  # noqa: E711
-        batches.extend(batches_of(shape, chunk, rows, step.cached[0], step.cached[1], values))
+        batches.extend(batches_of(shape, chunk, rows, columns, step.cached[0], step.cached[1], values))
     weighted = psum((rows.rows, rows.heads * shape.head_dim))
-    total = weigh(shape, rows, batches, step.negative_max, weighted, engines)
+    total = weigh(shape, rows, batches, step.negative_max, weighted, engines, columns // COLUMNS_A_BATCH_AHEAD)
 
     # The total first: it waits for no product.
     nisa.scalar_tensor_tensor(
         dst=state.total, data=state.total, op0=nl.multiply, operand0=decay, op1=nl.add, operand1=total
     )
-    nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=nisa.engine.vector)
+    nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=nisa.engine.scalar)
     if begins:
-        nisa.tensor_copy(dst=state.values, src=weighted, engine=engines[len(engines) - 1])
+        nisa.tensor_copy(dst=state.values, src=weighted, engine=nisa.engine.vector)
         return
     nisa.tensor_scalar(
         dst=state.values,
@@ -473,11 +468,11 @@ class Batch(NamedTuple):
     values: object  # of each stream that sees them, of each slot of a run: [partitions, heads, D]
 
 
-def batches_of(shape, chunk, rows, scores, scale, values):
+def batches_of(shape, chunk, rows, columns, scores, scale, values):
     """Batches of a pass: its scores [count, slots of a stream], its values as load_slots leaves them."""
     share = chunk.segments // rows.streams
     size = 4 if shape.dtype == nl.float32 else 2
-    batch = max(1, min(chunk.run, MOST_TRANSPOSED // rows.count, PSUM_BANK_BYTES // (rows.count * size)))
+    batch = max(1, min(chunk.run, columns // rows.count, PSUM_BANK_BYTES // (rows.count * size)))
     while chunk.run % batch > 0:
         batch -= 1
     scores = scores.reshape_dim(1, (share, chunk.partitions, chunk.run))
@@ -494,35 +489,43 @@ def batches_of(shape, chunk, rows, scores, scale, values):
     return batches
 
 
-def weigh(shape, rows, batches, negative_max, weighted, engines):
+def weigh(shape, rows, batches, negative_max, weighted, engines, ahead):
     """weighted [rows, heads * D] = exp(scores) x values of all batches; returns the weights' sums [count, 1].
 
-    Slots go to partitions by transposes: a batch is transposed while the exponentials of the next are computed, and
-    `engines` take turns at emptying PSUM.
+    Slots go to partitions by transposes: a batch is transposed while the exponentials of the next are computed.
+    `engines` as weigh_step has them; `ahead` batches are transposed before the first one's values are weighed.
     """
     stride = rows.count // rows.streams
     sums = tile((rows.count, len(batches)))
     staged = []
-    for i in range(len(batches) + BATCHES_AHEAD):
+    for i in range(len(batches) + ahead):
         if i < len(batches):
             batch = batches[i]
             _, partitions, size = batch.scores.shape
-            weights = tile(batch.scores.shape, shape.dtype)
-            staged.append(psum((partitions, size, rows.count), shape.dtype))
-            exponentials(weights, batch.scores, batch.scale, negative_max, sums[:, i : i + 1])
-            for j in range(size):
-                nisa.nc_transpose(dst=staged[i][:, j, :], data=weights[:, :, j], engine=nisa.engine.tensor)
-        done = i - BATCHES_AHEAD
+            weights = tile((rows.count, 1, size, partitions), shape.dtype)
+            exponentials(
+                weights[:, 0, :, :].permute((0, 2, 1)), batch.scores, batch.scale, negative_max, sums[:, i : i + 1]
+            )
+            if engines[i % len(engines)] == nisa.engine.dma:
+                staged.append(tile((partitions, 1, size, rows.count), shape.dtype))
+                nisa.dma_transpose(dst=staged[i], src=weights)
+            else:
+                staged.append(psum((partitions, 1, size, rows.count), shape.dtype))
+                for j in range(size):
+                    nisa.nc_transpose(dst=staged[i][:, 0, j, :], data=weights[:, 0, j, :], engine=nisa.engine.tensor)
+        done = i - ahead
         if done < 0:
             continue
-        transposed = tile(staged[done].shape, shape.dtype)
-        nisa.tensor_copy(dst=transposed, src=staged[done], engine=engines[done % len(engines)])
+        transposed = staged[done]
+        if engines[done % len(engines)] != nisa.engine.dma:
+            transposed = tile(transposed.shape, shape.dtype)
+            nisa.tensor_copy(dst=transposed, src=staged[done], engine=engines[done % len(engines)])
         for stream in range(len(batches[done].values)):
             values = batches[done].values[stream]
             for j in range(len(values)):
                 nisa.nc_matmul(
                     dst=weighted,
-                    stationary=transposed[:, j, stream * stride : stream * stride + rows.rows],
+                    stationary=transposed[:, 0, j, stream * stride : stream * stride + rows.rows],
                     moving=values[j],
                     accumulate=done + stream + j > 0,
                 )

@@ -52,7 +52,7 @@ def write_ancestors(shape, parents, table, column, row, tree):
             product = psum(size)
             clipped = tile(size, nl.bfloat16)
             nisa.nc_matmul(dst=product, stationary=stationary, moving=moving, accumulate=False)
-            nisa.tensor_scalar(dst=clipped, data=product, op0=nl.minimum, operand0=1.0)
+            nisa.activation(dst=clipped, op=nl.sign, data=product)
             squares.append(clipped)
         reaches, transposed = squares
         steps *= 2

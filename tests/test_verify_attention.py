@@ -45,6 +45,17 @@ def test_two_cores_agree_with_the_reference(case, lnc):
         },
         {"batch": 9, "slots": 4200, "rows": 2, "head_dim": 16, "sinks": True},  # both in runtime loops
         {"batch": 2, "rows": 64, "group": 8, "tree": True, "draft_lens": [63, 40], "dtype": BFLOAT16},
+        {
+            "batch": 1,
+            "slots": 8200,
+            "rows": 64,
+            "group": 3,  # 192 rows, on two tiles, in passes over live slots only
+            "tree": True,
+            "cache_layout": "BHDS",
+            "dtype": BFLOAT16,
+            "seq_lens": [8136],
+            "draft_lens": [63],
+        },
         {"batch": 9, "rows": 9, "slots": 300, "tree": True, "sliding_window": 4, "head_dim": 16},
         {
             "batch": 2,

@@ -69,8 +69,8 @@ MUTANTS = [
     Mutant(
         "the streams of a row do not share their maximum",
         "kernels/attention_softmax.py",
-        "        raised = over_streams(rows, raised, nl.minimum, nisa.engine.vector)",
-        "        raised = raised",
+        "over_streams(rows, raised, nl.minimum, nisa.engine.vector)",
+        "raised",
         _AGREES,
     ),
     Mutant(
@@ -78,6 +78,20 @@ MUTANTS = [
         "kernels/attention_output.py",
         "over_streams(rows, state.total, nl.add, engine)[0 : rows.rows]",
         "state.total[0 : rows.rows]",
+        _AGREES,
+    ),
+    Mutant(
+        "of two passes in a row, the second weighs the values of the first",
+        "kernels/attention_few.py",
+        "steps[k - 1], values[i], window_values",
+        "steps[k - 1], values[0], window_values",
+        _AGREES,
+    ),
+    Mutant(
+        "weights that DMA is to transpose are lost",
+        "kernels/attention_softmax.py",
+        "nisa.dma_transpose(dst=staged[i], src=weights)",
+        "nisa.memset(dst=staged[i], value=0.0)",
         _AGREES,
     ),
     Mutant(
