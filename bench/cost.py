@@ -120,7 +120,7 @@ def table(rows: list[Row]) -> str:
     """Rows as text; a star marks bounds that rest on unverified numbers, names them below."""
     header = ["operation", "variant", "shape", "lnc", "instr", "bound us", "by", "makespan", "limit"]
     header += ["bound/limit", "layout", "bound/peer"]
-    header += [*ENGINES, "dma", "hbm"]
+    header += [*ENGINES, "dma", "hbm", "KiB moved"]
     lines = []
     for row in rows:
         start = [row.operation, row.variant, row.shape, row.lnc]
@@ -132,7 +132,7 @@ def table(rows: list[Row]) -> str:
         lines.append(
             [*start, row.instructions, f"{row.bound_us:.2f}{star}", row.bound_by, f"{row.makespan_us:.2f}",
              f"{row.limit_us:.2f}", f"{row.bound_over_limit:.2f}", _or_dash(row.layout_us),
-             _or_dash(row.bound_over_peer), *times]
+             _or_dash(row.bound_over_peer), *times, f"{row.hbm_bytes / 1024:.1f}"]
         )  # fmt: skip
     notes = [f"- {row.operation} {row.variant} {row.shape} lnc {row.lnc}: {row.refused}" for row in rows if row.refused]
     unverified = sorted({name for row in rows for name in row.unverified.split("; ") if name})
