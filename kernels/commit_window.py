@@ -18,8 +18,9 @@ from .cache_rows import (
     num_slots,
     row_numbers,
 )
+from .column_moves import move_columns
 from .row_moves import move_runs
-from .window_runs import run_unit, runs_of, runs_pay, slots_of
+from .window_runs import columns_pay, longest_run, run_unit, runs_of, runs_pay, segments_of, slots_of
 
 
 @nki.jit
@@ -94,8 +95,13 @@ def commit(moves, lengths, cache_layout, chain, ring):
         kept = last_rows(kept, accepted, slots)
     most = min(rows, slots)
     unit = run_unit(cache, cache_layout, block_table, ring)
+    whole = not (ring and rows > slots)  # kept rows start with row 0
+    if cache_layout == "BHDS" and whole and columns_pay(window, longest_run(most, unit), chain):
+        length, end = segments_of(kept, constant((batch, 1), 0), seq_len, most, unit)
+        move_columns(moves, row, slot, length, end, longest_run(most, unit))
+        return
     runs = []
-    if chain and runs_pay(moves, window, cache_layout, most, unit) and not (ring and rows > slots):
+    if chain and whole and runs_pay(moves, window, cache_layout, most, unit):
         for size, first, exists in runs_of(kept, constant((batch, 1), 0), seq_len, most, unit, window, cache_layout):
             runs.append((size, first, exists, slots_of(first, slot), exists))
     else:

@@ -7,13 +7,14 @@ from .cache_rows import add_lengths, divide, element_bytes, num_slots
 from .row_moves import MAX_BYTES, RUN_BYTES
 
 RUNS_FROM_BYTES = 1 << 19  # of all windows; below that, more DMAs cost more than longer descriptors save
-EXACT_DESCRIPTORS = 1024  # for each length of a run: see run_sizes
+FEW_DESCRIPTORS = 2048  # which take about as long as the two DMAs of a kind of runs
+COLUMN_BYTES = 16384  # a partition, of all rows of a segment
 
 
 def runs_pay(moves, window, cache_layout, most, unit):
     """Whether the rows of `moves`, each of a window like this one, move in runs, and not one by one."""
     all_bytes = nl.num_programs(0) * len(moves) * window.size * element_bytes(window.dtype)
-    sizes, _ = run_sizes(window, cache_layout, longest_run(most, unit))
+    sizes = run_sizes(window, cache_layout, longest_run(most, unit))
     return len(sizes) > 1 and (cache_layout == "BHDS" or all_bytes >= RUNS_FROM_BYTES)
 
 
@@ -32,36 +33,43 @@ def run_unit(cache, cache_layout, block_table, ring):
 
 
 def run_sizes(window, cache_layout, longest):
-    """Rows of each kind of run, the largest first, of segments of at most `longest` rows; and whether they are exact.
+    """Rows of each kind of run, the largest first, of segments of at most `longest` rows.
 
     Each kind costs two DMAs that GpSimd writes the descriptors of, about 2 us, so there are two: long enough for good
     descriptors, and single rows. "NPHD", whose heads lie side by side, needs no more than pairs. Transposed keys take a
-    descriptor for each element of a head, however long, about 2 ns: many of them pay for more kinds, powers of two, or
-    even every length that a segment may have, which is then one run.
+    descriptor for each element of a head, however long, about 2 ns: many of them pay for more kinds, powers of two.
     """
     batch, heads, _, head_dim = window.shape
     row_bytes = head_dim * element_bytes(window.dtype)
     sizes = []
     if cache_layout == "BHDS":
-        descriptors = batch * heads * head_dim
-        exact = descriptors >= EXACT_DESCRIPTORS * longest and longest * row_bytes <= MAX_BYTES
-        candidates = (64, 16, 4, 1) if descriptors < 2 * EXACT_DESCRIPTORS else (128, 64, 32, 16, 8, 4, 2, 1)
-        for size in range(longest, 0, -1) if exact else candidates:
+        few = batch * heads * head_dim < FEW_DESCRIPTORS
+        for size in (64, 16, 4, 1) if few else (128, 64, 32, 16, 8, 4, 2, 1):
             if size <= longest and size * row_bytes <= MAX_BYTES:
                 sizes.append(size)
-        return sizes, exact
+        return sizes
     for size in (2,) if cache_layout == "NPHD" else (8, 4, 2):
         if len(sizes) == 0 and 2 * size <= longest and size // 2 * row_bytes < RUN_BYTES:
             sizes.append(size)
     sizes.append(1)
-    return sizes, False
+    return sizes
 
 
-def runs_of(kept, begin, seq_len, most, unit, window, cache_layout):
-    """Cuts the rows flagged in `kept`, of each sequence neighbours, into runs that end where a unit of slots does.
+def columns_pay(window, longest, chain):
+    """Whether rows for transposed keys are gathered one by one, to be written by one run a segment: see move_columns.
 
-    Every row moves once. The size of a run is known when the kernel is traced; which of them a sequence has, and where
-    each starts, is data.
+    That costs two DMAs for each row of `longest`, ~2 us. It saves the descriptors of all but one of the runs that a
+    segment would take, B * Hkv * D of ~2 ns each: of a chain one or two, of a tree one a row. As runs, few heads are
+    spread over more partitions.
+    """
+    batch, heads, _, head_dim = window.shape
+    descriptors = batch * heads * head_dim
+    fits = longest * head_dim * element_bytes(window.dtype) <= COLUMN_BYTES
+    return fits and descriptors >= (FEW_DESCRIPTORS // 2 * max(longest, 8) if chain else 2 * FEW_DESCRIPTORS)
+
+
+def segments_of(kept, begin, seq_len, most, unit):
+    """Cuts the rows flagged in `kept`, of each sequence neighbours, into segments that end where a unit of slots does.
 
     Args:
         kept: [B, T] fp32 flags.
@@ -69,16 +77,15 @@ def runs_of(kept, begin, seq_len, most, unit, window, cache_layout):
         seq_len: [B, 1] int32, the position of row 0.
         most: the most rows that can be flagged.
         unit: see run_unit.
-        window, cache_layout: see run_sizes.
 
     Returns:
-        A list of (size, first [B, C] int32: the first row of each run of that size, exists [B, C] uint8 flags).
+        length: [B, K] int32, rows of each segment.
+        end: [B, K] fp32, the row after its last.
     """
     batch = kept.shape[0]
     total = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=total, op=nl.add, data=kept, axis=1)
     segments = 1 if unit == 0 else 1 + -(-(most - 1) // unit)
-    longest = longest_run(most, unit)
 
     # Rows up to the end of each segment, and before the first.
     edges = nl.ndarray((batch, segments + 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -101,14 +108,24 @@ def runs_of(kept, begin, seq_len, most, unit, window, cache_layout):
     ends = edges[:, 1 : segments + 1]
     nisa.tensor_tensor(dst=length, data1=ends, data2=edges[:, 0:segments], op=nl.subtract)
     nisa.tensor_tensor(dst=end, data1=ends, data2=begin.broadcast(1, segments), op=nl.add)
+    return length, end
 
-    sizes, exact = run_sizes(window, cache_layout, longest)
-    if exact:
-        return exact_runs(length, end, sizes)
+
+def runs_of(kept, begin, seq_len, most, unit, window, cache_layout):
+    """Cuts segments (see segments_of) into runs of the sizes that run_sizes names.
+
+    Every row moves once. The size of a run is known when the kernel is traced; which of them a sequence has, and where
+    each starts, is data.
+
+    Returns:
+        A list of (size, first [B, C] int32: the first row of each run of that size, exists [B, C] uint8 flags).
+    """
+    length, end = segments_of(kept, begin, seq_len, most, unit)
+    batch, segments = length.shape
     runs = []
     rest = length  # what larger runs leave of each segment, at its end
-    left = longest
-    for size in sizes:
+    left = longest_run(most, unit)
+    for size in run_sizes(window, cache_layout, left):
         after = nl.ndarray((batch, segments), dtype=nl.int32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=after, data=rest, op0=nl.bitwise_and, operand0=size - 1)
         slots = min(most // size, segments * (left // size))
@@ -116,18 +133,6 @@ def runs_of(kept, begin, seq_len, most, unit, window, cache_layout):
         runs.append((size, first, exists))
         rest = after
         left = min(left, size - 1)
-    return runs
-
-
-def exact_runs(length, end, sizes):
-    """For each of `sizes` the segments [B, K] of that length."""
-    first = nl.ndarray(length.shape, dtype=nl.int32, buffer=nl.sbuf)
-    nisa.tensor_tensor(dst=first, data1=end, data2=length, op=nl.subtract)
-    runs = []
-    for size in sizes:
-        exists = nl.ndarray(length.shape, dtype=nl.uint8, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=exists, data=length, op0=nl.equal, operand0=float(size))
-        runs.append((size, first, exists))
     return runs
 
 

@@ -39,6 +39,7 @@ def test_many_rows_move_in_runs_that_end_where_a_block_or_the_kept_rows_do(case,
 
 
 LARGE = {"head_dim": 128, "layers": 2}  # windows that move in runs
+TREE_RING = {"head_dim": 64, "cache_layout": "BHDS", "ring": True, "tree": True}
 
 
 @pytest.mark.parametrize(
@@ -48,13 +49,16 @@ LARGE = {"head_dim": 128, "layers": 2}  # windows that move in runs
         {"batch": 2, "heads": 8, "rows": 64, "slots": 70, "head_dim": 4, "tree": True},  # tiles of some heads
         {"batch": 1, "heads": 3, "rows": 8, "slots": 300, "head_dim": 64, "layers": 30},  # the demo's model
         {"batch": 2, "heads": 1, "rows": 128, "slots": 129, "head_dim": 4},  # the largest window
-        # Runs that end where the ring does, or a block; of eight rows; of every length; powers of two, and of four.
+        # Runs that end where the ring does, or a block; of eight rows; columns; powers of two, and of four.
         {"batch": 4, "heads": 8, "rows": 8, "slots": 16, "ring": True, **LARGE},
         {"batch": 4, "heads": 8, "rows": 8, "slots": 36, "cache_layout": "NHPD", "block_size": 6, **LARGE},
         {"batch": 4, "heads": 8, "rows": 8, "slots": 36, "cache_layout": "NPHD", "block_size": 5, **LARGE},
         {"batch": 2, "heads": 4, "rows": 19, "slots": 40, "head_dim": 32, "layers": 16},
         {"batch": 16, "heads": 8, "rows": 7, "slots": 9, "head_dim": 64, "cache_layout": "BHDS", "ring": True},
         {"batch": 2, "heads": 8, "rows": 17, "slots": 20, "head_dim": 128, "cache_layout": "BHDS"},
+        {"batch": 4, "heads": 8, "rows": 9, "slots": 30, "head_dim": 128, "cache_layout": "BHDS", "tree": True},
+        {"batch": 8, "heads": 8, "rows": 5, "slots": 9, "layers": 4, **TREE_RING},
+        {"batch": 16, "heads": 8, "rows": 3, "slots": 9, "fp8": True, "layers": 3, **TREE_RING},
         {"batch": 2, "heads": 2, "rows": 23, "slots": 24, "head_dim": 128, "cache_layout": "BHDS", "ring": True},
     ],
     ids=str,

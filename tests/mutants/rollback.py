@@ -88,10 +88,17 @@ MUTANTS = [
         (RUNS,),
     ),
     Mutant(
-        "a segment moves as a run that is a row too short",
-        "kernels/window_runs.py",
-        "op0=nl.equal, operand0=float(size)",
-        "op0=nl.equal, operand0=float(size + 1)",
+        "a segment of transposed keys is written a row too short",
+        "kernels/column_moves.py",
+        "op0=nl.add, operand0=1.0, op1=nl.equal",
+        "op0=nl.add, operand0=2.0, op1=nl.equal",
+        (RUNS,),
+    ),
+    Mutant(
+        "transposed keys take a tree's rows in window order",
+        "kernels/column_moves.py",
+        "source_rows = slots_of(entry.reshape(columns), row)",
+        "source_rows = entry.reshape(columns)",
         (RUNS,),
     ),
     Mutant(
