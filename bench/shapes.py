@@ -271,6 +271,8 @@ def rollback(quick: bool) -> Iterator[Case]:
         for layout in ("BHSD", "BHDS", "NHPD", "NPHD"):
             for layers in (1, 8):
                 yield _commit(point | {"D": 128, "layers": layers}, layout)
+        for layout in ("BHSD", "BHDS"):
+            yield _commit(point | {"D": 128, "layers": 8}, layout, tree=True)
         yield _compact(point | {"D": 128})
         yield from _ring(point | {"D": 128})
         shape = point | {"H": HIDDEN}
@@ -302,7 +304,8 @@ def _cache_shapes(layout: str, batch: int, size: int) -> tuple[tuple[int, ...], 
     return (batch, heads, size, slots) if layout == "BHDS" else rows, rows, options
 
 
-def _commit(point: dict[str, int], layout: str) -> Case:
+def _commit(point: dict[str, int], layout: str, tree: bool = False) -> Case:
+    """Rows 0, 1, 2, ... of a chain, or 0, 2, 4, ... of a tree."""
     batch, rows, size, layers = point["B"], point["T"], point["D"], point["layers"]
     accepted = (rows - 1) // 2
 
@@ -313,6 +316,8 @@ def _commit(point: dict[str, int], layout: str) -> Case:
         if layers == 1:
             entries = [entry[0] for entry in entries]
         lengths = np.full(batch, ROLLBACK_SLOTS // 2 + 5, np.int32)
+        if tree:
+            options["path"] = _every_other_row(batch, rows, accepted)
         return (*entries, lengths, np.full(batch, accepted, np.int32)), options
 
     run = (accepted + 1) * size * 2  # of a head
@@ -322,14 +327,21 @@ def _commit(point: dict[str, int], layout: str) -> Case:
         keys = values = (run * ROLLBACK_HEADS, runs // ROLLBACK_HEADS)
     elif layout == "BHDS":
         keys = (run // size, runs * size)
-    return Case("commit_window", layout, point, inputs, 4 * runs * run, pieces=((run, 2 * runs), keys, values))
+    windows = (size * 2, 2 * runs * (accepted + 1)) if tree else (run, 2 * runs)
+    variant = f"{layout} tree" if tree else layout
+    return Case("commit_window", variant, point, inputs, 4 * runs * run, pieces=(windows, keys, values))
+
+
+def _every_other_row(batch: int, rows: int, accepted: int) -> np.ndarray:
+    path = np.full((batch, rows), -1, np.int32)
+    path[:, : accepted + 1] = 2 * np.arange(accepted + 1)
+    return path
 
 
 def _compact(point: dict[str, int]) -> Case:
     batch, rows, size = point["B"], point["T"], point["D"]
     accepted = (rows - 1) // 2
-    path = np.full((batch, rows), -1, np.int32)
-    path[:, : accepted + 1] = 2 * np.arange(accepted + 1)
+    path = _every_other_row(batch, rows, accepted)
 
     def inputs(make: Make) -> tuple[tuple, dict]:
         keys, values, options = _cache_shapes("BHSD", batch, size)
