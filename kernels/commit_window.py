@@ -96,7 +96,7 @@ def commit(moves, lengths, cache_layout, chain, ring):
     most = min(rows, slots)
     unit = run_unit(cache, cache_layout, block_table, ring)
     whole = not (ring and rows > slots)  # kept rows start with row 0
-    if cache_layout == "BHDS" and whole and columns_pay(window, longest_run(most, unit), chain):
+    if cache_layout == "BHDS" and whole and columns_pay(moves, longest_run(most, unit), chain):
         length, end = segments_of(kept, constant((batch, 1), 0), seq_len, most, unit)
         move_columns(moves, row, slot, length, end, longest_run(most, unit))
         return

@@ -9,6 +9,7 @@ from .row_moves import MAX_BYTES, RUN_BYTES
 RUNS_FROM_BYTES = 1 << 19  # of all windows; below that, more DMAs cost more than longer descriptors save
 FEW_DESCRIPTORS = 2048  # which take about as long as the two DMAs of a kind of runs
 COLUMN_BYTES = 16384  # a partition, of all rows of a segment
+MAX_DMAS = 8192  # of a launch, which a compiler unrolls
 
 
 def runs_pay(moves, window, cache_layout, most, unit):
@@ -55,17 +56,21 @@ def run_sizes(window, cache_layout, longest):
     return sizes
 
 
-def columns_pay(window, longest, chain):
+def columns_pay(moves, longest, chain):
     """Whether rows for transposed keys are gathered one by one, to be written by one run a segment: see move_columns.
 
     That costs two DMAs for each row of `longest`, ~2 us. It saves the descriptors of all but one of the runs that a
     segment would take, B * Hkv * D of ~2 ns each: of a chain one or two, of a tree one a row. As runs, few heads are
     spread over more partitions.
     """
+    window, _, _, _ = moves[0]
     batch, heads, _, head_dim = window.shape
     descriptors = batch * heads * head_dim
+    tiles = -(-batch * heads // nl.tile_size.pmax)
     fits = longest * head_dim * element_bytes(window.dtype) <= COLUMN_BYTES
-    return fits and descriptors >= (FEW_DESCRIPTORS // 2 * max(longest, 8) if chain else 2 * FEW_DESCRIPTORS)
+    if not fits or 2 * longest * tiles * len(moves) > MAX_DMAS:
+        return False
+    return descriptors >= (FEW_DESCRIPTORS // 2 * max(longest, 8) if chain else 2 * FEW_DESCRIPTORS)
 
 
 def segments_of(kept, begin, seq_len, most, unit):
