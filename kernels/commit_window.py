@@ -41,9 +41,9 @@ def commit_window(
 ):
     """Writes window rows path[b, 0..num_accepted[b]] to positions seq_lens[b].. of the caches, in place.
 
-    Rows move HBM -> SBUF -> HBM by an indirect gather and an indirect scatter for every 128 of them, with indices from
-    the chip and out of range where a row is not kept: one program for all lengths, outcomes and trees, and only kept
-    rows cost bytes. Where there are many, the rows of a chain move in runs (window_runs).
+    Rows move HBM -> SBUF -> HBM by indirect gathers and scatters, with indices from the chip and out of range where a
+    row is not kept: one program for all lengths, outcomes and trees, and only kept rows cost bytes. Where there are
+    many, the rows of a chain move in runs (window_runs), and those for transposed keys as columns (column_moves).
 
     UNVERIFIED: that the compiler takes nt.mutable_tensor for a parameter that is a tuple of tensors; a single layer
     therefore comes as the tensor itself.
