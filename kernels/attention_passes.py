@@ -93,6 +93,8 @@ def plan_items(shape, rows, cores):
         # As long as the others, so that they can use the same room.
         ragged = Chunk(dense.slots, dense.segments, dense.partitions, dense.run, 1, 0, dense.step, dense.most)
     else:
+        if shape.sliding_window > 0:
+            longest = min(longest, max(PARTITIONS, shape.sliding_window))
         ragged = plan_runs(shape, min(longest, shape.slots // most), 1)
     plans = [Plan(ragged, together_of(ragged, cores), False)]
     if dense != None:  # noqa: E711
