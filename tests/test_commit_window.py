@@ -148,9 +148,10 @@ def bad_values():
 
 
 @pytest.mark.parametrize("change", [c for _, c in bad_values()], ids=[name for name, _ in bad_values()])
-@pytest.mark.parametrize("cache_layout", ["BHSD", "BHDS", "NPHD"])
-def test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot(cache_layout, change):
-    case = make_case(11, rows=5, slots=40, block_size=4, cache_layout=cache_layout)
+@pytest.mark.parametrize("layout", ["BHSD", "BHDS", "BHDS by columns", "NPHD"])
+def test_on_the_device_a_sequence_with_bad_values_is_an_empty_slot(layout, change):
+    sizes = {"heads": 11, "head_dim": 128} if layout == "BHDS by columns" else {}
+    case = make_case(11, rows=5, slots=40, block_size=4, cache_layout=layout[:4], **sizes)
     case.seq_lens[:], case.num_accepted[:] = [3, 5, 7], [2, 2, 1]
     case.path = np.tile(np.arange(5, dtype=np.int32), (3, 1))
     if case.block_table is not None:
