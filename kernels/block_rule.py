@@ -134,7 +134,8 @@ def excess_masses(first, count, target_logits, draft_law, draft_kind, lane_value
     sums = floats((NUM_GROUPS, count * rows))
     nisa.memset(dst=sums, value=0.0)
     for sequence in range(count):
-        for start, stop in row_tiles(rows - 2, draft_law, vocab_size):
+        for span in row_tiles(rows - 2, draft_law, vocab_size):
+            start, stop = span
             length = stop - start
             target_tile = load_rows(target_logits, (first + sequence) * rows + 1 + start, length, vocab_size, FILL)
             fill = FILL if draft_kind == "logits" else 0.0

@@ -27,7 +27,7 @@ def sequence_chunks(batch, rows, sequence_bytes, max_bytes):
     share = (batch + cores - 1) // cores
     first = min(share * nl.program_id(0), batch - share)
     repeated = share * nl.program_id(0) - first
-    largest = max(1, min(MAX_SEQUENCES, 128 // rows, max_bytes // sequence_bytes))
+    largest = max(1, min(MAX_SEQUENCES, min(128 // rows, max_bytes // sequence_bytes)))
     num_chunks = (share + largest - 1) // largest
     chunks = []
     for i in range(num_chunks):
@@ -73,7 +73,10 @@ def over_rows(values, rows):
 
 
 def select(predicate, on_true, on_false):
-    """on_true where the flag is 1, else on_false (a tile or a number); a value not chosen may be NaN."""
+    """on_true where the flag is 1, else on_false (a tile or a number); a value not chosen may be NaN.
+
+    UNVERIFIED: that memset takes NaN and infinities, which token_logprobs and project_draft_law ask for.
+    """
     mask = nl.ndarray(predicate.shape, dtype=nl.uint32, buffer=nl.sbuf)
     result = floats(predicate.shape)
     nisa.tensor_copy(dst=mask, src=predicate)

@@ -35,7 +35,8 @@ def draw(laws, uniform, vocab_size):
     size = group_size(vocab_size)
     groups = floats((count, NUM_GROUPS))
     nisa.memset(dst=groups, value=0.0)
-    for _, law_groups, use in laws:
+    for entry in laws:
+        _, law_groups, use = entry
         nisa.scalar_tensor_tensor(
             dst=groups, data=law_groups, op0=nl.multiply, operand0=use, op1=nl.add, operand1=groups
         )
@@ -47,7 +48,8 @@ def draw(laws, uniform, vocab_size):
     numbers = floats((count, NUM_GROUPS))
     nisa.iota(dst=numbers, pattern=[[1, NUM_GROUPS]], offset=0, channel_multiplier=0)
     pickers = []
-    for _, _, use in laws:
+    for entry in laws:
+        _, _, use = entry
         chosen = transpose(tensor_scalar(numbers, nl.equal, group, nl.multiply, use))
         picker = floats((NUM_GROUPS, count, count))
         nisa.memset(dst=picker, value=0.0)

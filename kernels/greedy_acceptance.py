@@ -43,7 +43,8 @@ def greedy_acceptance(draft_tokens, target_logits, draft_lens, vocab_size):
     """
     batch, rows, _ = target_logits.shape
     outputs = allocate_outputs(batch, rows)
-    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+    for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        first, count, repeated = chunk
         verify_chunk(outputs, first, count, repeated, draft_tokens, target_logits, draft_lens, vocab_size)
     return outputs
 

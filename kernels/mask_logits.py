@@ -76,7 +76,8 @@ def move(tile, rows, first, count, length, stride, load):
         pieces.append((tile[0:full], [[size, full], [stride, count], [1, size]], 0))
     if rest > 0:
         pieces.append((tile[full : full + 1, :, 0:rest], [[size, 1], [stride, count], [1, rest]], full * size))
-    for part, pattern, offset in pieces:
+    for piece in pieces:
+        part, pattern, offset = piece
         in_hbm = rows.ap(pattern=pattern, offset=first * stride + offset)
         if load:
             nisa.dma_copy(dst=part, src=in_hbm)

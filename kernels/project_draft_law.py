@@ -70,7 +70,8 @@ def processed_laws(draft_logits, empty, temperature, top_k, top_p, min_p, cut):
     batch, rows, draft_size = draft_logits.shape
     laws = nl.ndarray((batch * rows, draft_size), dtype=nl.float32, buffer=nl.shared_hbm)
     most = max(1, min(MASS_ROWS, MASS_BYTES // (4 * group_size(draft_size))))
-    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+    for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        first, count, repeated = chunk
         partition_ids = first_ids(draft_size)
         _, _, _, _, scale, limits = load_parameters(
             empty, temperature, top_k, top_p, min_p, first, count, rows, cut, draft_size
@@ -89,7 +90,7 @@ def processed_laws(draft_logits, empty, temperature, top_k, top_p, min_p, cut):
             masses, _ = row_masses(index, here, has_law, row_scale[:, low:high], draft_logits, cut, draft_size)
             weight = floats((1, high - low))
             nisa.reciprocal(dst=weight, data=select(has_law, here[:, TARGET_TOTAL], 1.0))
-            weights = spread(transpose(select(has_law, weight, float("nan"))))
+            weights = spread(transpose(select(has_law, weight, float("NaN"))))
             for row in range(low, high):
                 law = masses[:, row - low]
                 nisa.tensor_scalar(dst=law, data=law, op0=nl.multiply, operand0=weights[:, row - low : row - low + 1])
@@ -165,7 +166,8 @@ def row_partitions(count):
 def load_law(law, laws, first, count, first_id, ids):
     """`ids` draft ids from first_id on of rows first.. behind the zero of `law` [128, ..], once for every core."""
     draft_size = laws.shape[len(laws.shape) - 1]
-    for partition, row, rows in row_partitions(count):
+    for own_rows in row_partitions(count):
+        partition, row, rows = own_rows
         nisa.dma_copy(
             dst=law[partition : partition + rows, 1 : 1 + ids],
             src=laws.ap(pattern=[[draft_size, rows], [1, ids]], offset=(first + row) * draft_size + first_id),
@@ -183,7 +185,8 @@ def load_places(target_to_draft, entry, column, end_column, first_id, num_ids):
     ids = nl.ndarray((NUM_GROUPS, columns), dtype=nl.int32, buffer=nl.sbuf)
     if vocab_size < NUM_GROUPS * size:
         nisa.memset(dst=ids, value=-1)
-    for lane, lanes, held in spans(vocab_size, column, columns, 0, NUM_GROUPS):
+    for span in spans(vocab_size, column, columns, 0, NUM_GROUPS):
+        lane, lanes, held = span
         nisa.dma_copy(
             dst=ids[lane : lane + lanes, 0:held],
             src=target_to_draft.ap(
@@ -204,9 +207,11 @@ def move(sums, projected, first, count, column, load):
     _, _, width = sums.shape
     vocab_size = projected.shape[2]
     size = group_size(vocab_size)
-    for partition, row, rows in row_partitions(count):
+    for own_rows in row_partitions(count):
+        partition, row, rows = own_rows
         core = partition // CORE * CORE
-        for lane, lanes, held in spans(vocab_size, column, width, core, CORE):
+        for span in spans(vocab_size, column, width, core, CORE):
+            lane, lanes, held = span
             in_hbm = projected.ap(
                 pattern=[[vocab_size, rows], [size, lanes], [1, held]],
                 offset=(first + row) * vocab_size + lane * size + column,

@@ -81,7 +81,8 @@ def rejection_sampling(
     batch, rows, _ = target_logits.shape
     outputs = allocate_outputs(batch, rows)
     # Two fp32 masses an id: the target's and the residual's.
-    for first, count, repeated in sequence_chunks(batch, rows, 8 * group_size(vocab_size), MASS_BYTES):
+    for chunk in sequence_chunks(batch, rows, 8 * group_size(vocab_size), MASS_BYTES):
+        first, count, repeated = chunk
         partition_ids = first_ids(vocab_size)
         row_number = row_numbers(count, rows)
         tokens = load_tokens(draft_tokens, first, count, rows)

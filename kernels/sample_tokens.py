@@ -47,7 +47,8 @@ def sample_tokens(logits, uniforms, empty, temperature, top_k, top_p, min_p, cut
     law = None
     if return_law:
         law = nl.ndarray((batch, width), dtype=nl.float32, buffer=nl.shared_hbm)
-    for first, count, repeated in sequence_chunks(batch, 1, 4 * group_size(vocab_size), MASS_BYTES):
+    for chunk in sequence_chunks(batch, 1, 4 * group_size(vocab_size), MASS_BYTES):
+        first, count, repeated = chunk
         partition_ids = first_ids(vocab_size)
         _, good, active, greedy, scale, limits = load_parameters(
             empty, temperature, top_k, top_p, min_p, first, count, 1, cut, vocab_size

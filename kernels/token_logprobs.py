@@ -33,7 +33,8 @@ def token_logprobs(
     batch, rows, _ = target_logits.shape
     processed = nl.ndarray((batch, rows), dtype=nl.float32, buffer=nl.shared_hbm)
     raw = nl.ndarray((batch, rows), dtype=nl.float32, buffer=nl.shared_hbm)
-    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+    for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        first, count, repeated = chunk
         num_rows = count * rows
         partition_ids = first_ids(vocab_size)
         token = load_chunk(tokens, first, count)
@@ -64,11 +65,12 @@ def token_logprobs(
             nisa.tensor_copy(dst=values[:, which : which + 1], src=logprob)
             if which == 0:
                 has_law = facts[:, TARGET_OK : TARGET_OK + 1]
-                certain = select(has_law, tensor_scalar(has_law, nl.multiply, 0.0), float("nan"))
+                certain = select(has_law, tensor_scalar(has_law, nl.multiply, 0.0), float("NaN"))
                 nisa.tensor_copy(dst=values[:, 2:3], src=certain)
         by_row = to_rows(values).reshape((1, 3, count, rows))
         own = select(over_rows(greedy, rows), by_row[:, 2], by_row[:, 0])
-        for output, value in ((processed, own), (raw, by_row[:, 1])):
+        for pair in ((processed, own), (raw, by_row[:, 1])):
+            output, value = pair
             result = select(there, value, 0.0)
             if repeated < count:
                 nisa.dma_copy(
@@ -104,4 +106,4 @@ def logarithm(entry, facts, scale, rows):
     nisa.tensor_tensor(dst=result, data1=result, data2=total, op=nl.subtract)
     kept = tensor_tensor(entry, facts[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], nl.greater_equal)
     result = select(kept, result, float("-inf"))
-    return select(has_law, result, float("nan"))
+    return select(has_law, result, float("NaN"))

@@ -71,7 +71,8 @@ def typical_acceptance(
     """
     batch, rows, _ = target_logits.shape
     outputs = allocate_outputs(batch, rows)
-    for first, count, repeated in sequence_chunks(batch, rows, 4 * group_size(vocab_size), MASS_BYTES):
+    for chunk in sequence_chunks(batch, rows, 4 * group_size(vocab_size), MASS_BYTES):
+        first, count, repeated = chunk
         partition_ids = first_ids(vocab_size)
         row_number = row_numbers(count, rows)
         tokens = load_row_tokens(draft_tokens, first, count, rows)
@@ -127,7 +128,8 @@ def typical_facts(first, count, target_logits, scale, posterior_threshold, poste
     maxima, candidates = floats((NUM_GROUPS, num_rows)), floats((NUM_GROUPS, num_rows))
     totals, moments = floats((NUM_GROUPS, num_rows)), floats((NUM_GROUPS, num_rows))
     for sequence in range(count):
-        for start, stop in row_tiles(rows, target_logits, vocab_size):
+        for span in row_tiles(rows, target_logits, vocab_size):
+            start, stop = span
             low, high = sequence * rows + start, sequence * rows + stop
             tile = load_rows(target_logits, (first + sequence) * rows + start, stop - start, vocab_size, FILL)
             lane_best(tile, maxima[:, low:high], candidates[:, low:high], partition_ids)
@@ -156,7 +158,8 @@ def typical_facts(first, count, target_logits, scale, posterior_threshold, poste
     nisa.tensor_scalar(dst=found[:, TARGET_OK : TARGET_OK + 1], data=total, op0=nl.greater, operand0=0.0)
     best = first_of_largest(by_row, transpose(candidates), peak)
     nisa.memset(dst=found[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1], value=FILL)
-    for fact, value in ((BEST, best), (TARGET_PEAK, peak), (TARGET_TOTAL, total), (LIMIT, limit)):
+    for pair in ((BEST, best), (TARGET_PEAK, peak), (TARGET_TOTAL, total), (LIMIT, limit)):
+        fact, value = pair
         nisa.tensor_copy(dst=found[:, fact : fact + 1], src=value)
     return found
 
