@@ -309,8 +309,8 @@ MUTANTS = [
     Mutant(
         "a projected law is not normalised (kernel)",
         "kernels/project_draft_law.py",
-        'select(has_law, weight, float("nan"))',
-        'select(has_law, has_law, float("nan"))',
+        'select(has_law, weight, float("NaN"))',
+        'select(has_law, has_law, float("NaN"))',
         (f"{PROJECT}::test_kernel_processes_logits_in_the_drafts_vocabulary",),
     ),
 ]
