@@ -300,16 +300,17 @@ def has_values(window):
     return window != None and len(window) > 0  # noqa: E711
 
 
-def transposing_engines(shape, rows, busy, i, passes):
+def transposing_engines(shape, chunk, rows, busy, i, passes):
     """Engines that take turns at the transposed weights of pass i of `passes`, and the columns that each takes at once.
 
     `busy`: whether it counts how long they work, since there is always more to do, not how soon this pass is done.
     """
     if busy and shape.dtype == nl.bfloat16 and rows.count % 16 == 0:
         # DMA transposes 2-byte elements, to steps of 32 bytes; how well beside loads is UNVERIFIED.
+        quarter = chunk.slots // chunk.partitions * rows.count // 4
         if i < passes - 1:
-            return (nisa.engine.scalar, nisa.engine.dma), 2 * FEW_COLUMNS
-        return (nisa.engine.dma, nisa.engine.scalar, nisa.engine.dma, nisa.engine.vector), 2 * FEW_COLUMNS
+            return (nisa.engine.scalar, nisa.engine.dma), quarter
+        return (nisa.engine.dma, nisa.engine.scalar, nisa.engine.dma, nisa.engine.vector), quarter
     if i < passes - 1:
         # Vector masks the next pass first.
         return (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector), FEW_COLUMNS
@@ -346,7 +347,7 @@ def take(walk, chunk, dense, g, passes, keys, values, window, ahead):
         t = (k - 1) // len(passes)
         i = (k - 1) % len(passes)
         rows, _, state, _ = row_tile(walk, dense, g, t)
-        engines, columns = transposing_engines(walk.shape, rows, dense and tiles > 1, i, len(passes))
+        engines, columns = transposing_engines(walk.shape, chunk, rows, dense and tiles > 1, i, len(passes))
         begins = i == 0 and window != None  # noqa: E711
         window_values = window[1] if begins and has_values(window) else None
         weigh_step(walk.shape, chunk, rows, steps[k - 1], values[i], window_values, state, begins, engines, columns)
