@@ -96,9 +96,10 @@ def plan_items(shape, rows, cores):
         if shape.sliding_window > 0:
             longest = min(longest, max(PARTITIONS, shape.sliding_window))
         ragged = plan_runs(shape, min(longest, shape.slots // most), 1)
-    plans = [Plan(ragged, together_of(ragged, cores), False)]
+    plans = []
     if dense != None:  # noqa: E711
-        plans.insert(0, Plan(dense, together_of(dense, cores), True))
+        plans.append(Plan(dense, together_of(dense, cores), True))
+    plans.append(Plan(ragged, together_of(ragged, cores), False))
     return plans
 
 
