@@ -287,6 +287,8 @@ def main(argv: list[str] | None = None) -> int:
         prompts = first_of_each_kind(read_prompts(arguments.prompts), arguments.limit)
         if arguments.synthetic is not None:
             synthetic_rates(arguments.synthetic, arguments.window)
+        if arguments.json is not None:  # a run of half an hour must not end for want of a folder
+            arguments.json.parent.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         raise SystemExit(str(error)) from None
     try:

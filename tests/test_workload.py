@@ -76,7 +76,7 @@ def test_positions_that_a_short_draft_left_empty_count_as_rejected():
 
 
 def test_it_compares_chains_and_trees_by_kind(tiny, prompts, tmp_path, capsys):
-    results = tmp_path / "results.json"
+    results = tmp_path / "new" / "results.json"
     report = tmp_path / "report"
     arguments = [str(prompts), "--tokens", "12", "--window", "3", "--tree-rows", "6"]
     assert workload.main([*arguments, "--json", str(results), "--report", str(report)]) == 0
