@@ -372,7 +372,9 @@ def sampling(batch: int, temperature: Any, top_k: Any, top_p: Any, min_p: Any) -
 
 def is_zero(value: Any) -> bool:
     """Whether a number, or an array whose values are known, is 0 throughout."""
-    return isinstance(value, int | float | np.generic | np.ndarray) and not np.any(value)
+    if isinstance(value, int | float):
+        return value == 0
+    return isinstance(value, np.ndarray | np.generic) and not value.any()
 
 
 def unused(why: str, **arguments: Any) -> None:

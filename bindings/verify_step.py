@@ -190,7 +190,8 @@ def _rule(rule: str | None, seeds: Any, uniforms: Any, is_tree: bool, law: dict[
         checks.expect(not (draws and is_tree and has_law), "rule", "None with a tree and a draft law", expected)
         rule = ("target_only" if is_tree else "token") if draws else "greedy"
     checks.expect(draws or rule == "greedy", "uniforms", "None", f"seeds or uniforms with rule {rule!r}")
-    if rule == "greedy" and checks.is_zero(to_numpy(law.get("temperature"))):
+    temperature = law.get("temperature")
+    if rule == "greedy" and not _is_traced(temperature) and checks.is_zero(to_numpy(temperature)):
         del law["temperature"]
     for name in ("posterior_threshold", "posterior_alpha"):
         checks.expect(rule != "typical" or name in law, name, "None", "a number with rule 'typical'")

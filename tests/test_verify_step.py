@@ -236,7 +236,22 @@ def test_what_a_step_would_not_use_is_refused_T35(argument, options):
         verify_step(np.zeros((1, 2), np.int32), LOGITS, np.array([2], np.int32), **options)
 
 
-@pytest.mark.parametrize("zero", [0, 0.0, np.zeros(1, np.float32)])
+def test_compile_takes_a_temperature_of_0_and_no_tensor_whose_value_it_cannot_see():
+    torch = pytest.importorskip("torch")
+    inputs = [torch.zeros((1, 2), dtype=torch.int32), torch.from_numpy(LOGITS), torch.tensor([2], dtype=torch.int32)]
+
+    def step(temperature):
+        return verify_step(*inputs, temperature=temperature)[:-1]
+
+    torch._dynamo.reset()
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    for ours, theirs in zip(compiled(0.0), step(0.0), strict=True):
+        assert torch.equal(ours, theirs)
+    with pytest.raises(Exception, match=r"temperature: got .*, expected None without seeds or uniforms"):
+        compiled(torch.zeros(1))
+
+
+@pytest.mark.parametrize("zero", [0, 0.0, np.float32(0), np.zeros(1, np.float32)])
 def test_temperature_0_says_what_a_greedy_step_does(zero):
     inputs = np.zeros((1, 2), np.int32), LOGITS, np.array([2], np.int32)
     assert verify_step(*inputs, temperature=zero).tokens.tolist() == verify_step(*inputs).tokens.tolist()
