@@ -23,11 +23,12 @@ from .vocabulary import LOWEST_PEAK, NUM_GROUPS, floats, tensor_scalar, tensor_t
 
 
 @nki.jit
-def combine_shards(statistics, draws, draft_tokens, uniforms, draft_lens, temperature, draft_kind, vocab_size):
+def combine_shards(statistics, cuts, draws, draft_tokens, uniforms, draft_lens, temperature, draft_kind, vocab_size):
     """Chooses the group with the first uniform; its rank has drawn the id already.
 
     Args:
         statistics: [n, B, T, 5 * 128 / n + 2] fp32; draws: [n, B, DRAWS, 128 / n] fp32, of all ranks.
+        cuts: [laws, B, T, SHARD_CUTS] fp32 of `shard_cuts`; None where nothing is cut.
         draft_tokens: [B, K] int32; None where K is 0.
         uniforms: [B, T + 1] fp32.
         draft_lens, temperature: [B] int32, fp32.
@@ -42,7 +43,17 @@ def combine_shards(statistics, draws, draft_tokens, uniforms, draft_lens, temper
     outputs = allocate_outputs(batch, rows)
     for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
         tokens, row_number, accepted, good, active, _, _, decided = decide(
-            statistics, draft_tokens, uniforms, draft_lens, temperature, first, count, rows, draft_kind, vocab_size
+            statistics,
+            cuts,
+            draft_tokens,
+            uniforms,
+            draft_lens,
+            temperature,
+            first,
+            count,
+            rows,
+            draft_kind,
+            vocab_size,
         )
         last, has_law, sampled, residual, invalid = decided
         found = floats((count, DRAWS, NUM_GROUPS))

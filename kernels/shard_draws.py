@@ -33,6 +33,7 @@ from .vocabulary import (
 @nki.jit
 def shard_draws(
     statistics,
+    cuts,
     draft_tokens,
     target_logits,
     uniforms,
@@ -47,6 +48,7 @@ def shard_draws(
 
     Args:
         statistics: [n, B, T, 5 * 128 / n + 2] fp32, of all ranks.
+        cuts: [laws, B, T, SHARD_CUTS] fp32 of `shard_cuts`; None where nothing is cut.
         The others as `shard_statistics`.
 
     Returns:
@@ -60,7 +62,17 @@ def shard_draws(
     for first, count, repeated in sequence_chunks(batch, rows, 8 * group_size(vocabulary), MASS_BYTES):
         partition_ids = shard_first_ids(width, num_shards)
         _, _, accepted, _, _, _, scale, decided = decide(
-            statistics, draft_tokens, uniforms, draft_lens, temperature, first, count, rows, draft_kind, vocab_size
+            statistics,
+            cuts,
+            draft_tokens,
+            uniforms,
+            draft_lens,
+            temperature,
+            first,
+            count,
+            rows,
+            draft_kind,
+            vocab_size,
         )
         last, has_law, _, residual, _ = decided
         residual_masses, target_masses, sums = last_masses(
@@ -74,7 +86,7 @@ def shard_draws(
             target_logits,
             draft_law,
             draft_kind,
-            False,
+            cuts != None,  # noqa: E711
             vocabulary,
             partition_ids,
             own,

@@ -7,7 +7,8 @@ import nki.language as nl
 from .chain import load_tokens, proposed, row_numbers, sequence_chunks
 from .row_facts import load_parameters, row_columns, row_lanes
 from .shards import ENTRIES, LANE_STATISTICS, shard_first_ids, shard_geometry
-from .vocabulary import NUM_GROUPS, floats
+from .truncation import BEST8, allocate_candidates, candidate_tile, widest
+from .vocabulary import NUM_GROUPS, SEGMENTS, floats
 
 
 @nki.jit
@@ -21,6 +22,7 @@ def shard_statistics(
     draft_kind,
     shard,
     num_shards,
+    cut,
     vocab_size,
 ):
     """One read of this rank's columns of every target and draft row.
@@ -33,15 +35,25 @@ def shard_statistics(
         draft_lens, temperature: [B] int32, fp32.
         draft_kind: "logits", "probs" or "one_hot".
         shard, num_shards: this rank of n.
+        cut: whether rows may be truncated.
         vocab_size: ids of the whole vocabulary.
 
     Returns:
-        [B, T, 5 * 128 / n + 2] fp32.
+        statistics [B, T, 5 * 128 / n + 2] fp32, and if `cut` candidates [laws, B, T, 8, SEGMENTS * 128 / n], the 8
+        largest entries of every segment, fp32 unless all laws are bf16; laws are the target and draft logits.
     """
     batch, rows, width = target_logits.shape
     own, vocabulary = shard_geometry(width, shard, num_shards, vocab_size)
     lanes = NUM_GROUPS // num_shards
     statistics = nl.ndarray((batch, rows, LANE_STATISTICS * lanes + ENTRIES), dtype=nl.float32, buffer=nl.shared_hbm)
+    cut_laws = [target_logits]
+    if draft_kind == "logits":
+        cut_laws.append(draft_law)
+    candidates = None
+    if cut:
+        candidates = nl.ndarray(
+            (len(cut_laws), batch, rows, BEST8, SEGMENTS * lanes), dtype=widest(cut_laws), buffer=nl.shared_hbm
+        )
     for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
         row_number = row_numbers(count, rows)
         tokens = load_tokens(draft_tokens, first, count, rows)
@@ -50,6 +62,7 @@ def shard_statistics(
         )
         has_draft = proposed(tokens, lens, row_number, vocab_size)
         columns = row_columns(tokens, has_draft, first, uniforms, scale)
+        _, parts = allocate_candidates(cut_laws, count * rows, cut)
         target, draft = row_lanes(
             columns,
             tokens,
@@ -59,7 +72,8 @@ def shard_statistics(
             draft_kind,
             vocabulary,
             shard_first_ids(width, num_shards),
-            shard=own,
+            parts,
+            own,
         )
         result = floats((count * rows, LANE_STATISTICS * lanes + ENTRIES))
         nisa.memset(dst=result, value=0.0)
@@ -78,4 +92,26 @@ def shard_statistics(
             kept = slice(repeated * rows, count * rows)
             flat = statistics.reshape((batch * rows, LANE_STATISTICS * lanes + ENTRIES))
             nisa.dma_copy(dst=flat[(first + repeated) * rows : (first + count) * rows], src=result[kept])
+            for law in range(len(parts)):
+                store_candidates(
+                    candidates[law], (first + repeated) * rows, parts[law][:, :, repeated * rows * BEST8 :], own[0]
+                )
+    if cut:
+        return statistics, candidates
     return statistics
+
+
+def store_candidates(candidates, first_row, largest, first_lane):
+    """Writes this rank's lanes of `largest` [128, SEGMENTS, 8 m] to rows of `candidates` [B, T, 8, SEGMENTS * G]."""
+    batch, rows, _, width = candidates.shape
+    flat = candidates.reshape((batch * rows * BEST8, width))
+    tile = candidate_tile(largest)
+    num_ranks = largest.shape[2]
+    for group in range(tile.shape[1]):
+        ranks = min(NUM_GROUPS, num_ranks - group * NUM_GROUPS)
+        by_lane = tile[0:ranks, group].reshape((ranks, SEGMENTS, NUM_GROUPS))
+        start = first_row * BEST8 + group * NUM_GROUPS
+        nisa.dma_copy(
+            dst=flat[start : start + ranks].reshape((ranks, SEGMENTS, width // SEGMENTS)),
+            src=by_lane[:, :, first_lane : first_lane + width // SEGMENTS],
+        )

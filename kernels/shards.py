@@ -9,12 +9,15 @@ import nki.language as nl
 
 from .chain import leading_count, load_tokens, proposed, row_numbers
 from .row_facts import accepted_rows, combine_rows, facts_of, last_row, load_parameters, row_columns
+from .truncation import MASS, THRESHOLD
 from .vocabulary import NUM_GROUPS, floats, transpose
 
 # Statistics of a row: target maxima, totals and candidates and draft maxima and totals, G each; then the two entries at
 # the token. Draws of a sequence, G each: sums and drawn ids of the residual and of the target's law, and the best
 # finite entries.
 LANE_STATISTICS, ENTRIES = 5, 2
+# Cuts of a row whose law is cut: THRESHOLD, MASS, whether it is deep, and the row's largest entry.
+DEEP, LARGEST, SHARD_CUTS = 2, 3, 4
 RESIDUAL_SUM, TARGET_SUM, RESIDUAL_ID, TARGET_ID, FINITE_MAXIMUM, FINITE_ID, DRAWS = 0, 1, 2, 3, 4, 5, 6
 
 
@@ -35,23 +38,11 @@ def shard_first_ids(width, num_shards):
     return transpose(ids.reshape((1, NUM_GROUPS)))
 
 
-def decide(statistics, draft_tokens, uniforms, draft_lens, temperature, first, count, rows, draft_kind, vocab_size):
-    """The chain's decision from all ranks' statistics [n, B, T, 5 G + 2]: the same on every rank.
-
-    Returns:
-        tokens, row_number [1, B, T]; accepted, good, active, greedy, scale [1, B]; and `last_row`'s results.
-    """
+def gathered_laws(statistics, row_scale, first, count, rows, draft_kind):
+    """`combine_rows` of the target and the draft, None for one-hot drafts, from all ranks' statistics."""
     num_shards = statistics.shape[0]
     lanes = NUM_GROUPS // num_shards
     num_rows = count * rows
-    row_number = row_numbers(count, rows)
-    tokens = load_tokens(draft_tokens, first, count, rows)
-    lens, good, active, greedy, scale, _ = load_parameters(
-        draft_lens, temperature, None, None, None, first, count, rows, False, vocab_size
-    )
-    has_draft = proposed(tokens, lens, row_number, vocab_size)
-    columns = row_columns(tokens, has_draft, first, uniforms, scale)
-
     whole = floats((num_rows, LANE_STATISTICS, NUM_GROUPS))
     entries = floats((num_rows, ENTRIES))
     nisa.memset(dst=entries, value=0.0)
@@ -65,10 +56,39 @@ def decide(statistics, draft_tokens, uniforms, draft_lens, temperature, first, c
         )
         own = part[:, LANE_STATISTICS * lanes : LANE_STATISTICS * lanes + ENTRIES]
         nisa.tensor_tensor(dst=entries, data1=entries, data2=own, op=nl.add)
-    target = combine_rows((whole[:, 0], whole[:, 1], whole[:, 2], entries[:, 0:1]), columns[:, 0:1])
+    target = combine_rows((whole[:, 0], whole[:, 1], whole[:, 2], entries[:, 0:1]), row_scale)
     draft = None
     if draft_kind != "one_hot":
-        draft = combine_rows((whole[:, 3], whole[:, 4], None, entries[:, 1:2]), columns[:, 0:1])
+        draft = combine_rows((whole[:, 3], whole[:, 4], None, entries[:, 1:2]), row_scale)
+    return target, draft
+
+
+def decide(
+    statistics, cuts, draft_tokens, uniforms, draft_lens, temperature, first, count, rows, draft_kind, vocab_size
+):
+    """The chain's decision from all ranks' statistics [n, B, T, 5 G + 2]: the same on every rank.
+
+    Args:
+        cuts: [laws, B, T, SHARD_CUTS] of the target, and of a draft with logits; None where nothing is cut.
+
+    Returns:
+        tokens, row_number [1, B, T]; accepted, good, active, greedy, scale [1, B]; and `last_row`'s results.
+    """
+    row_number = row_numbers(count, rows)
+    tokens = load_tokens(draft_tokens, first, count, rows)
+    lens, good, active, greedy, scale, _ = load_parameters(
+        draft_lens, temperature, None, None, None, first, count, rows, False, vocab_size
+    )
+    has_draft = proposed(tokens, lens, row_number, vocab_size)
+    columns = row_columns(tokens, has_draft, first, uniforms, scale)
+    target, draft = gathered_laws(statistics, columns[:, 0:1], first, count, rows, draft_kind)
+    if cuts != None:  # noqa: E711
+        laws = [target, draft]
+        for i in range(cuts.shape[0]):
+            own = floats((count * rows, SHARD_CUTS))
+            nisa.dma_copy(dst=own, src=cuts[i, first : first + count].reshape((count * rows, SHARD_CUTS)))
+            laws[i]["threshold"] = own[:, THRESHOLD : THRESHOLD + 1]
+            laws[i]["total"] = own[:, MASS : MASS + 1]
     facts = facts_of(tokens, has_draft, columns, target, draft, draft_kind, False)
     accepted = leading_count(accepted_rows(facts, greedy), row_number)
     last = last_row(facts, accepted, row_number, greedy, active)

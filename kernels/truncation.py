@@ -134,7 +134,7 @@ def truncate(arrays, laws, largest, limits, row_scale, first, count, vocab_size)
     num_rows, num_laws = row_scale.shape[0], len(arrays)
     values = floats((1, VALUES, num_laws, num_rows))
     for i in range(num_laws):
-        nisa.tensor_copy(dst=values[:, 0:PARAMETERS, i], src=limits)
+        put_values(values[:, :, i], laws[i], limits, row_scale)
         law_rows = arrays[i].shape[1]
         nisa.iota(
             dst=values[:, LAW_ROW, i],
@@ -142,10 +142,6 @@ def truncate(arrays, laws, largest, limits, row_scale, first, count, vocab_size)
             offset=first * law_rows,
             channel_multiplier=0,
         )
-        for kind, column in ((SCALE, row_scale), (PEAK, laws[i]["peak"]), (TOTAL, laws[i]["total"])):
-            turned = nl.ndarray((1, num_rows), dtype=nl.float32, buffer=nl.psum)
-            nisa.nc_transpose(dst=turned, data=column, engine=nisa.engine.tensor)
-            nisa.tensor_copy(dst=values[:, kind, i], src=turned, engine=nisa.engine.scalar)
     by_row = values.reshape((1, VALUES, num_laws * num_rows))
     cuts = floats((1, CUTS, num_laws * num_rows))
     deep = floats((1, num_laws * num_rows))
@@ -159,6 +155,15 @@ def truncate(arrays, laws, largest, limits, row_scale, first, count, vocab_size)
             cut_deep_rows(arrays[i], values[:, :, i], cuts[:, :, own], deep[:, own], vocab_size)
         laws[i]["threshold"] = transpose(cuts[:, THRESHOLD, own])
         laws[i]["total"] = transpose(cuts[:, MASS, own])
+
+
+def put_values(values, law, limits, row_scale):
+    """Writes all but LAW_ROW of the rows' values [1, VALUES, n]; the arguments are `truncate`'s."""
+    nisa.tensor_copy(dst=values[:, 0:PARAMETERS], src=limits)
+    for kind, column in ((SCALE, row_scale), (PEAK, law["peak"]), (TOTAL, law["total"])):
+        turned = nl.ndarray((1, column.shape[0]), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=turned, data=column, engine=nisa.engine.tensor)
+        nisa.tensor_copy(dst=values[:, kind], src=turned, engine=nisa.engine.scalar)
 
 
 def bits_of(dtype):
@@ -222,33 +227,49 @@ def flags_of(values, op0, operand0, op1=None, operand1=None):
 def cut_deep_rows(law, values, cuts, deep, vocab_size):
     """Corrects `cuts` [1, CUTS, n] of the rows of `law` [B, law rows, V] that `deep` [1, n] flags, searched whole."""
     num_rows = values.shape[2]
-    row_number = row_numbers(1, num_rows)[:, 0]
     ones = floats((NUM_GROUPS, NUM_GROUPS))
     nisa.memset(dst=ones, value=1.0)
 
     def search(trip):
-        row = floats((1, 1))
-        nisa.tensor_reduce(dst=row, op=nl.minimum, data=select(deep, row_number, BIG_ID), axis=1)
-        chosen = tensor_scalar(row_number, nl.equal, row)
-        nisa.tensor_tensor(dst=deep, data1=deep, data2=chosen, op=nl.subtract)
-        picked = at_row(values.expand_dim(2), chosen.expand_dim(1))
-        lanes = spread(transpose(picked[:, :, 0])).expand_dim(2)
-        tile = nl.ndarray((NUM_GROUPS, 1, group_size(vocab_size)), dtype=law.dtype, buffer=nl.sbuf)
-        nisa.memset(dst=tile, value=FILL)
-        load_row_at(tile[:, 0], law, to_int(picked[:, LAW_ROW]), vocab_size)
-        masses = floats(tile.shape)
-        relative_masses(masses[:, 0], tile[:, 0], lanes[:, PEAK], lanes[:, SCALE])
+        here, tile, masses, lanes = next_deep_row(law, values, deep, vocab_size)
         found = cut_rows(tile, masses, lanes, ones, bits_of(law.dtype))
-        mask = nl.ndarray((1, num_rows), dtype=nl.uint32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=mask, src=chosen)
+        chosen = flags_of(here, nl.greater, 0.0)
         for kind in (THRESHOLD, MASS):
-            nisa.tensor_copy_predicated(dst=cuts[:, kind], src=found[kind][0:1].broadcast(1, num_rows), predicate=mask)
+            nisa.tensor_copy_predicated(
+                dst=cuts[:, kind], src=found[kind][0:1].broadcast(1, num_rows), predicate=chosen
+            )
 
+    nl.fori_loop(0, deep_trips(deep), search)
+
+
+def deep_trips(deep):
+    """A register: the flags set in `deep` [1, n], or on the other core, if more."""
     total = floats((1, 1))
     nisa.tensor_reduce(dst=total, op=nl.add, data=deep, axis=1)
     trips = nisa.register_alloc()
     nisa.register_load(trips, to_int(most_of_cores(total)))
-    nl.fori_loop(0, trips, search)
+    return trips
+
+
+def next_deep_row(law, values, deep, vocab_size, shard=()):
+    """Loads the first row flagged in `deep` [1, n] and clears its flag; some row without effect where there is none.
+
+    Returns:
+        its flag [1, n], the row's entries [128, 1, size] and masses, and its values [128, VALUES, 1] on lanes.
+    """
+    row_number = row_numbers(1, values.shape[2])[:, 0]
+    row = floats((1, 1))
+    nisa.tensor_reduce(dst=row, op=nl.minimum, data=select(deep, row_number, BIG_ID), axis=1)
+    here = tensor_scalar(row_number, nl.equal, row)
+    nisa.tensor_tensor(dst=deep, data1=deep, data2=here, op=nl.subtract)
+    picked = at_row(values.expand_dim(2), here.expand_dim(1))
+    lanes = spread(transpose(picked[:, :, 0])).expand_dim(2)
+    tile = nl.ndarray((NUM_GROUPS, 1, group_size(vocab_size)), dtype=law.dtype, buffer=nl.sbuf)
+    nisa.memset(dst=tile, value=FILL)
+    load_row_at(tile[:, 0], law, to_int(picked[:, LAW_ROW]), vocab_size, shard)
+    masses = floats(tile.shape)
+    relative_masses(masses[:, 0], tile[:, 0], lanes[:, PEAK], lanes[:, SCALE])
+    return here, tile, masses, lanes
 
 
 def most_of_cores(value):
@@ -312,28 +333,36 @@ def largest_reaching(tile, masses, goal, ones, num_bits):
 
 def weight(tile, masses, bound, ones):
     """[p, R] in PSUM: mass, or number without masses, of the rows' entries not below `bound` [p, R]."""
-    _, num_rows, _ = tile.shape
     sums = floats(bound.shape)
-    for row in range(num_rows):
-        column = slice(row, row + 1)
-        above = nl.ndarray(tile[:, row].shape, dtype=tile.dtype, buffer=nl.sbuf)
-        nisa.tensor_scalar(dst=above, data=tile[:, row], op0=nl.greater_equal, operand0=bound[:, column])
-        if masses != None:  # noqa: E711
-            # On GpSimd and Scalar, which have less to do than the Vector engine.
-            kept = floats(above.shape)
-            nisa.tensor_tensor(dst=kept, data1=masses[:, row], data2=above, op=nl.multiply, engine=nisa.engine.gpsimd)
-            above = kept
-        nisa.activation(
-            dst=above,
-            op=nl.copy,
-            data=above,
-            reduce_op=nl.add,
-            reduce_res=sums[:, column],
-            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    for row in range(bound.shape[1]):
+        lane_weights(
+            sums[:, row : row + 1],
+            tile[:, row],
+            masses[:, row] if masses != None else None,  # noqa: E711
+            bound[:, row : row + 1],
         )
     together = nl.ndarray(bound.shape, dtype=nl.float32, buffer=nl.psum)
     nisa.nc_matmul(dst=together, stationary=ones, moving=sums, accumulate=False)
     return together
+
+
+def lane_weights(sums, entries, masses, bound):
+    """[p, 1], written: mass, or number without masses, of the `entries` [p, width] not below `bound` [p, 1]."""
+    above = nl.ndarray(entries.shape, dtype=entries.dtype, buffer=nl.sbuf)
+    nisa.tensor_scalar(dst=above, data=entries, op0=nl.greater_equal, operand0=bound)
+    if masses != None:  # noqa: E711
+        # On GpSimd and Scalar, which have less to do than the Vector engine.
+        kept = floats(entries.shape)
+        nisa.tensor_tensor(dst=kept, data1=masses, data2=above, op=nl.multiply, engine=nisa.engine.gpsimd)
+        above = kept
+    nisa.activation(
+        dst=above,
+        op=nl.copy,
+        data=above,
+        reduce_op=nl.add,
+        reduce_res=sums,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
 
 
 def relative_masses(masses, tile, peak, scale):

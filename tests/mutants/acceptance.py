@@ -141,7 +141,7 @@ MUTANTS = [
     Mutant(
         "rows cut below their candidates are not searched whole (kernel)",
         "kernels/truncation.py",
-        "    nl.fori_loop(0, trips, search)\n",
+        "    nl.fori_loop(0, deep_trips(deep), search)\n",
         "",
         (TRUNCATION,),
     ),
