@@ -751,6 +751,58 @@ def shard_statistics(statistics: Any, batch: int, rows: int) -> int:
     return num_shards
 
 
+def shard_cuts(
+    statistics: Any,
+    candidates: Any,
+    vocab_size: int,
+    draft: str,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+) -> int:
+    """Returns the batch."""
+    array("statistics", statistics, ("n", "B", "T", "5 * 128 / n + 2"), ("float32",))
+    batch, rows = statistics.shape[1:3]
+    num_shards = shard_statistics(statistics, batch, rows)
+    expect(draft in DRAFT_KINDS, "draft", repr(draft), " or ".join(map(repr, DRAFT_KINDS)))
+    laws = 2 if draft == "logits" else 1
+    array("candidates", candidates, (num_shards, laws, batch, rows, 8, 8 * (128 // num_shards)), FLOATS)
+    expect(1 <= vocab_size <= MAX_VOCAB, "vocab_size", vocab_size, f"1 to {MAX_VOCAB}")
+    sampling(batch, temperature, top_k, top_p, min_p)
+    return batch
+
+
+def cuts(cuts_: Any, batch: int, rows: int, draft: str) -> None:
+    """What `shard_cuts` gives; None where nothing is truncated."""
+    if cuts_ is not None:
+        array("cuts", cuts_, (2 if draft == "logits" else 1, batch, rows, 5), ("float32",))
+
+
+def shard_weights(
+    cuts_: Any,
+    trials: Any,
+    target_logits: Any,
+    shard_: int,
+    num_shards: int,
+    vocab_size: int,
+    draft_logits: Any,
+    temperature: Any,
+) -> int:
+    """Returns the batch."""
+    array("target_logits", target_logits, ("B", "T", "V / n"), FLOATS)
+    batch, rows, width = target_logits.shape
+    expect(num_shards in (1, 2, 4, 8, 16, 32, 64, 128), "num_shards", num_shards, "a power of two up to 128")
+    expect(0 <= shard_ < num_shards, "shard", shard_, f"a rank, 0 to {num_shards - 1}")
+    expect(1 <= vocab_size <= width * num_shards, "vocab_size", vocab_size, f"1 to n * V / n = {width * num_shards}")
+    cuts(cuts_, batch, rows, "one_hot" if draft_logits is None else "logits")
+    array("trials", trials, (cuts_.shape[0], batch, rows, "N"), ("float32",))
+    if draft_logits is not None:
+        array("draft_logits", draft_logits, (batch, rows - 1, width), FLOATS)
+    sampling(batch, temperature, None, None, None)
+    return batch
+
+
 def combine_shards(
     statistics: Any,
     draws: Any,

@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.parameters import draft_law, per_sequence
+from draft_verify.parameters import draft_law, per_sequence, truncation
 from draft_verify.reference import combine_shards as reference
 from draft_verify.reference.acceptance import Acceptance
 
@@ -25,15 +25,18 @@ def shard_statistics(
     draft_probs: Any = None,
     draft_lens: Any = None,
     temperature: Any = None,
+    truncated: bool = False,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Any:
     """First of three steps of the token rule over n ranks: every group's statistics of every row.
 
-    A step's results are all-gathered to [n, ...] for the next: shard_statistics, shard_draws, combine_shards. All ranks
-    come to the same decision, with global ids. Where a rank's columns are 128 / n whole groups of the vocabulary (V a
-    multiple of 128), it is `rejection_sampling`'s, token for token; otherwise the groups differ, but not the law. One
-    rank is n = 1. Vector work on a rank does not shrink with n, bytes do.
+    A step's results are all-gathered to [n, ...] for the next: shard_statistics, shard_draws, combine_shards. With
+    top-k, top-p or min-p, shard_cuts stands after the first, and `parallel.vocabulary_parallel_sampling` shows what
+    rows need that are cut deep. All ranks come to the same decision, with global ids. Where a rank's columns are
+    128 / n whole groups of the vocabulary (V a multiple of 128), it is `rejection_sampling`'s, token for token;
+    otherwise the groups differ, but not the law. One rank is n = 1. Vector work on a rank does not shrink with n,
+    bytes do.
 
     Args:
         draft_tokens: [B, K] int32, global ids.
@@ -43,10 +46,12 @@ def shard_statistics(
         vocab_size: ids of the whole vocabulary.
         draft_logits, draft_probs: [B, K, V / n] fp32 or bf16, or neither, as `rejection_sampling`.
         draft_lens, temperature: as `rejection_sampling`.
+        truncated: whether `shard_cuts` comes next.
         backend, lnc: see the package.
 
     Returns:
-        [B, T, 5 * 128 / n + 2] fp32.
+        [B, T, 5 * 128 / n + 2] fp32; and if truncated, candidates [laws, B, T, 8, 8 * 128 / n], the 8 largest entries
+        of every 8th id of each group, bf16 if all logits are, else fp32. Laws: the target's, and the draft's logits.
 
     Raises:
         ValueError: a shape, dtype or value that does not fit.
@@ -77,9 +82,10 @@ def shard_statistics(
             draft_probs=draft_probs,
             draft_lens=draft_lens,
             temperature=temperature,
+            truncated=truncated,
         )
     law, draft = draft_law(draft_logits, draft_probs) if rows > 1 else (None, "one_hot")
-    return launch(
+    results = launch(
         "shard_statistics",
         draft_tokens if rows > 1 else None,
         target_logits,
@@ -88,6 +94,132 @@ def shard_statistics(
         draft_lens,
         temperature,
         draft,
+        shard,
+        num_shards,
+        truncated,
+        vocab_size,
+        backend=backend,
+        lnc=lnc,
+    )
+    return results if truncated else results[0]
+
+
+@public
+def shard_cuts(
+    statistics: Any,
+    candidates: Any,
+    *,
+    vocab_size: int,
+    draft: str = "one_hot",
+    temperature: Any = None,
+    top_k: Any = None,
+    top_p: Any = None,
+    min_p: Any = None,
+    backend: str = "auto",
+    lnc: int | None = None,
+) -> Any:
+    """Where top-k, top-p and min-p cut every row, the same on every rank: exact but for rows it flags as deep.
+
+    Args:
+        statistics: [n, B, T, 5 * 128 / n + 2] and candidates: [n, laws, B, T, 8, 8 * 128 / n], all ranks'.
+        vocab_size: ids of the whole vocabulary.
+        draft: "logits", "probs" or "one_hot", what the draft laws were given as.
+        temperature, top_k, top_p, min_p: as `rejection_sampling`.
+        backend, lnc: see the package.
+
+    Returns:
+        [laws, B, T, 5] fp32: the threshold that a logit must not be below, the sum of exp((x - largest) / T) that it
+        leaves, 1 where the row is deep (its cut lies below its candidates), and the largest entry and sum uncut.
+
+    Raises:
+        ValueError: a shape, dtype or value that does not fit.
+    """
+    batch = checks.shard_cuts(statistics, candidates, vocab_size, draft, temperature, top_k, top_p, min_p)
+    temperature = per_sequence(temperature, 1.0, batch, "float32", statistics)
+    _, top_k, top_p, min_p = truncation(0 if top_k is None else top_k, top_p, min_p, batch, statistics)
+    if backend == "reference":
+        return reference.shard_cuts(
+            statistics,
+            candidates,
+            vocab_size=vocab_size,
+            draft=draft,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+        )
+    empty = per_sequence(None, 0, batch, "int32", statistics)
+    return launch(
+        "shard_cuts",
+        statistics,
+        candidates,
+        empty,
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        draft,
+        vocab_size,
+        backend=backend,
+        lnc=lnc,
+    )[0]
+
+
+@public
+def shard_weights(
+    cuts: Any,
+    trials: Any,
+    target_logits: Any,
+    *,
+    shard: int,
+    num_shards: int,
+    vocab_size: int,
+    by_mass: bool,
+    draft_logits: Any = None,
+    temperature: Any = None,
+    backend: str = "auto",
+    lnc: int | None = None,
+) -> Any:
+    """How many of this rank's entries, or how much mass, lie not below thresholds on trial, in deep rows only.
+
+    Args:
+        cuts: [laws, B, T, 5] of `shard_cuts`.
+        trials: [laws, B, T, N] fp32.
+        target_logits: [B, T, V / n], draft_logits: [B, K, V / n], this rank's columns.
+        shard, num_shards, vocab_size, temperature: as `shard_statistics`.
+        by_mass: exp((x - largest) / T) is added up, instead of 1.
+        backend, lnc: see the package.
+
+    Returns:
+        [128 / n, laws, B, T, N] fp32, by group; 0 in rows that are not deep.
+
+    Raises:
+        ValueError: a shape, dtype or value that does not fit.
+    """
+    batch = checks.shard_weights(cuts, trials, target_logits, shard, num_shards, vocab_size, draft_logits, temperature)
+    temperature = per_sequence(temperature, 1.0, batch, "float32", cuts)
+    if backend == "reference":
+        return reference.shard_weights(
+            cuts,
+            trials,
+            target_logits,
+            shard=shard,
+            num_shards=num_shards,
+            vocab_size=vocab_size,
+            by_mass=by_mass,
+            draft_logits=draft_logits,
+            temperature=temperature,
+        )
+    empty = per_sequence(None, 0, batch, "int32", cuts)
+    return launch(
+        "shard_weights",
+        cuts,
+        trials,
+        target_logits,
+        draft_logits,
+        empty,
+        temperature,
+        by_mass,
         shard,
         num_shards,
         vocab_size,
@@ -109,6 +241,7 @@ def shard_draws(
     draft_probs: Any = None,
     draft_lens: Any = None,
     temperature: Any = None,
+    cuts: Any = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Any:
@@ -118,6 +251,7 @@ def shard_draws(
         statistics: [n, B, T, 5 * 128 / n + 2], all ranks' in their order.
         draft_tokens, target_logits, uniforms, shard, vocab_size, draft_logits, draft_probs, draft_lens, temperature:
             the same as were given to `shard_statistics`.
+        cuts: [laws, B, T, 5] of `shard_cuts`, where rows are truncated.
         backend, lnc: see the package.
 
     Returns:
@@ -138,6 +272,7 @@ def shard_draws(
         draft_lens,
         temperature,
     )
+    checks.cuts(cuts, batch, rows, "one_hot" if draft_logits is None else "logits")
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
     if backend == "reference":
@@ -152,11 +287,13 @@ def shard_draws(
             draft_probs=draft_probs,
             draft_lens=draft_lens,
             temperature=temperature,
+            cuts=cuts,
         )
     law, draft = draft_law(draft_logits, draft_probs) if rows > 1 else (None, "one_hot")
     return launch(
         "shard_draws",
         statistics,
+        cuts,
         draft_tokens if rows > 1 else None,
         target_logits,
         uniforms,
@@ -182,6 +319,7 @@ def combine_shards(
     draft: str = "one_hot",
     draft_lens: Any = None,
     temperature: Any = None,
+    cuts: Any = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Acceptance:
@@ -191,6 +329,7 @@ def combine_shards(
         statistics: [n, B, T, 5 * 128 / n + 2] and draws: [n, B, 6, 128 / n], all ranks' in their order.
         draft_tokens, uniforms, vocab_size, draft_lens, temperature: as `shard_statistics`.
         draft: "logits", "probs" or "one_hot", what the draft laws were given as.
+        cuts: [laws, B, T, 5] of `shard_cuts`, where rows are truncated.
         backend, lnc: see the package.
 
     Returns:
@@ -202,6 +341,7 @@ def combine_shards(
     batch, rows = checks.combine_shards(
         statistics, draws, draft_tokens, uniforms, vocab_size, draft, draft_lens, temperature
     )
+    checks.cuts(cuts, batch, rows, draft)
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
     if backend == "reference":
@@ -214,10 +354,12 @@ def combine_shards(
             draft=draft,
             draft_lens=draft_lens,
             temperature=temperature,
+            cuts=cuts,
         )
     tokens, num_accepted, path, invalid = launch(
         "combine_shards",
         statistics,
+        cuts,
         draws,
         draft_tokens if rows > 1 else None,
         uniforms,

@@ -6,13 +6,14 @@ reach the same decision without a second round. gloo on CPUs; on the device XLA'
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from draft_verify.acceptance_stats import AcceptanceStats
-from draft_verify.combine_shards import combine_shards, shard_draws, shard_statistics
+from draft_verify.combine_shards import combine_shards, shard_cuts, shard_draws, shard_statistics, shard_weights
 from draft_verify.mask_logits import mask_logits
 from draft_verify.merge_attention import merge_attention
 from draft_verify.parameters import draft_law
@@ -101,12 +102,20 @@ def vocabulary_parallel_sampling(
     draft_probs: torch.Tensor | None = None,
     draft_lens: torch.Tensor | None = None,
     temperature: torch.Tensor | None = None,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+    min_p: torch.Tensor | None = None,
     allowed_mask: torch.Tensor | None = None,
     target_to_draft: torch.Tensor | None = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Acceptance:
     """rejection_sampling, token rule, where each of n ranks holds V / n columns of the logits; none gathers them.
+
+    What is gathered of a row: 2.6 KB from all ranks together, and where rows are truncated their 8192 candidates a law,
+    16 KB in bf16. A row that is cut below them (`shard_cuts`) is narrowed down in rounds, of 8 KB a row and law each:
+    4 a limit for bf16 logits, 8 for fp32. On a device these are always launched, and find nothing to do in other rows;
+    on a CPU they are left out where no row needs them.
 
     Args:
         draft_tokens, uniforms: [B, K] int32 global ids and [B, T + 1] fp32, the same on every rank.
@@ -117,7 +126,7 @@ def vocabulary_parallel_sampling(
         allowed_mask: [B, T, ceil(V / n / 32)] int32 bits of this rank's columns (`mask_logits`); default all.
         target_to_draft: [M, V / n] int32, this rank's columns of the map of n * (V / n) ids that
             `invert_draft_to_target` gives; the draft's laws are then whole, [B, K, Vd], on every rank.
-        draft_lens, temperature, backend, lnc: as in `rejection_sampling`.
+        draft_lens, temperature, top_k, top_p, min_p, backend, lnc: as in `rejection_sampling`.
 
     Returns:
         Acceptance, the same on every rank.
@@ -141,11 +150,109 @@ def vocabulary_parallel_sampling(
         **shared,
     }
     ranks = dist.get_world_size(group)
-    statistics = shard_statistics(draft_tokens, target_logits, uniforms, num_shards=ranks, **shard)
-    statistics = gather(statistics, group)
-    draws = gather(shard_draws(statistics, draft_tokens, target_logits, uniforms, **shard), group)
     _, draft = draft_law(draft_logits, draft_probs)
+    limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    if all(limit is None for limit in limits.values()):
+        cuts = None
+        statistics = shard_statistics(draft_tokens, target_logits, uniforms, num_shards=ranks, **shard)
+        statistics = gather(statistics, group)
+    else:
+        own = shard_statistics(draft_tokens, target_logits, uniforms, num_shards=ranks, truncated=True, **shard)
+        statistics, candidates = (gather(part, group) for part in own)
+        cuts = shard_cuts(
+            statistics, candidates, vocab_size=vocab_size, draft=draft, temperature=temperature, **limits, **where
+        )
+
+        def weigh(trials: torch.Tensor, by_mass: bool) -> torch.Tensor:
+            weights = shard_weights(
+                cuts,
+                trials,
+                target_logits,
+                shard=shard["shard"],
+                num_shards=ranks,
+                vocab_size=vocab_size,
+                by_mass=by_mass,
+                draft_logits=draft_logits,
+                temperature=temperature,
+                **where,
+            )
+            return gather(weights, group).flatten(0, 1).sum(0)  # of the 128 groups, in one order for every n
+
+        num_bits = 16 if candidates.dtype == torch.bfloat16 else 32
+        cuts = cut_deep_rows(cuts, weigh, num_bits, vocab_size, temperature=temperature, **limits)
+    shared["cuts"] = shard["cuts"] = cuts
+    draws = gather(shard_draws(statistics, draft_tokens, target_logits, uniforms, **shard), group)
     return combine_shards(statistics, draws, draft_tokens, uniforms, vocab_size=vocab_size, draft=draft, **shared)
+
+
+DIGIT = 4  # bits of a threshold that one round of trials tells
+
+
+def cut_deep_rows(
+    cuts: torch.Tensor,
+    weigh: Callable[[torch.Tensor, bool], torch.Tensor],
+    num_bits: int,
+    vocab_size: int,
+    *,
+    temperature: torch.Tensor | None,
+    top_k: torch.Tensor | None,
+    top_p: torch.Tensor | None,
+    min_p: torch.Tensor | None,
+) -> torch.Tensor:
+    """`shard_cuts` corrected in its deep rows, the same on every rank.
+
+    top-k's threshold, then top-p's, each the largest value that entries of enough number or mass are not below: found
+    digit by digit in the order of all floats.
+
+    Args:
+        cuts: [laws, B, T, 5] of `shard_cuts`.
+        weigh: from trials [laws, B, T, 2^DIGIT] and whether by mass to what all ranks hold not below them.
+        num_bits: of a value, from the top, that tell it from others: 16 for bf16, 32 for fp32.
+        vocab_size, temperature, top_k, top_p, min_p: as `vocabulary_parallel_sampling`.
+    """
+    threshold, _, deep, largest, total = cuts.unbind(-1)
+    if cuts.device.type == "cpu" and not torch.compiler.is_compiling() and not deep.any():
+        return cuts
+
+    def of_rows(limit: torch.Tensor | float | None, off: float) -> torch.Tensor:
+        limit = torch.as_tensor(off if limit is None else limit, device=cuts.device).to(torch.float32)
+        return limit.reshape(1, -1, 1).expand(1, cuts.shape[1], 1)
+
+    def search(goal_of: Callable[[torch.Tensor], torch.Tensor], by_mass: bool, floor: torch.Tensor) -> torch.Tensor:
+        """The largest value whose weight reaches the goal, which may depend on that of the floor."""
+        key = torch.zeros(cuts.shape[:3], dtype=torch.int64, device=cuts.device)
+        digits = torch.arange(1, 1 << DIGIT, device=cuts.device)
+        for shift in range(32 - DIGIT, 31 - num_bits, -DIGIT):
+            trials = float_of(key[..., None] | digits << shift)
+            weights = weigh(torch.cat([floor[..., None], trials], dim=-1), by_mass)
+            reached = weights[..., 1:] >= goal_of(weights[..., 0])[..., None]
+            key = key | reached.sum(-1) << shift
+        found = float_of(key)
+        return torch.where(found >= KEEP_ALL, found, torch.full_like(found, KEEP_ALL))
+
+    k, p, ratio = of_rows(top_k, 0), of_rows(top_p, 1), of_rows(min_p, 0)
+    heat = of_rows(temperature, 1)
+    heat = torch.where(heat == 0, torch.ones_like(heat), heat)
+    on_k = (k > 0) & (k < vocab_size)
+    by_k = by_p = torch.full_like(threshold, KEEP_ALL)
+    if top_k is not None:
+        by_k = torch.where(on_k, search(lambda _: k, False, by_k), by_k)
+    if top_p is not None:
+        by_p = torch.where(p < 1, search(lambda left: torch.where(on_k, left, total) * p, True, by_k), by_p)
+    by_ratio = torch.where(ratio > 0, largest + heat * ratio.clamp(min=1e-30).log(), by_k)
+    cut = torch.maximum(torch.maximum(by_k, by_p), by_ratio)
+    left = weigh(cut[..., None].repeat(1, 1, 1, 1 << DIGIT), True)[..., 0]
+    corrected = torch.stack([cut, left, deep, largest, total], dim=-1)
+    return torch.where(deep[..., None] > 0, corrected, cuts)
+
+
+KEEP_ALL = -(2.0**126)  # a threshold that every logit passes
+
+
+def float_of(key: torch.Tensor) -> torch.Tensor:
+    """fp32 values by their place among all floats: int64 keys, 2^31 for 0, smaller ones for negative values."""
+    bits = torch.where(key >= 1 << 31, key - (1 << 31), -1 - key)
+    return bits.to(torch.int32).view(torch.float32)
 
 
 def same_decision(acceptance: Acceptance, group: dist.ProcessGroup | None = None) -> Acceptance:

@@ -33,6 +33,8 @@ _TYPES = {
     "rule": "str",
     "return_lse": "bool",
     "return_law": "bool",
+    "truncated": "bool",
+    "by_mass": "bool",
     "scrub": "bool",
     "scale": "float?",
     "softcap": "float?",
@@ -205,8 +207,24 @@ def _projected_outputs(
     return [law.new_empty((*law.shape[:2], target_to_draft.shape[1]), dtype=torch.float32)]
 
 
-def _shard_statistics(target_logits: torch.Tensor, num_shards: int, **_: Any) -> list[torch.Tensor]:
-    return [target_logits.new_empty((*target_logits.shape[:2], 5 * (128 // num_shards) + 2), dtype=torch.float32)]
+def _shard_statistics(
+    target_logits: torch.Tensor, draft_logits: torch.Tensor | None, num_shards: int, truncated: bool, **_: Any
+) -> list[torch.Tensor]:
+    lanes = 128 // num_shards
+    statistics = target_logits.new_empty((*target_logits.shape[:2], 5 * lanes + 2), dtype=torch.float32)
+    if not truncated:
+        return [statistics]
+    laws = [target_logits] if draft_logits is None else [target_logits, draft_logits]
+    dtype = torch.bfloat16 if all(law.dtype == torch.bfloat16 for law in laws) else torch.float32
+    return [statistics, target_logits.new_empty((len(laws), *target_logits.shape[:2], 8, 8 * lanes), dtype=dtype)]
+
+
+def _shard_cuts(candidates: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+    return [candidates.new_empty((*candidates.shape[1:4], 5), dtype=torch.float32)]
+
+
+def _shard_weights(trials: torch.Tensor, num_shards: int, **_: Any) -> list[torch.Tensor]:
+    return [trials.new_empty((128 // num_shards, *trials.shape))]
 
 
 def _shard_draws(statistics: torch.Tensor, **_: Any) -> list[torch.Tensor]:
@@ -260,8 +278,10 @@ _OUTPUTS = {
     "rejection_sampling": _acceptance_outputs,
     "combine_shards": _combined_outputs,
     "sample_tokens": _sampled_outputs,
+    "shard_cuts": _shard_cuts,
     "shard_draws": _shard_draws,
     "shard_statistics": _shard_statistics,
+    "shard_weights": _shard_weights,
     "token_logprobs": _logprob_outputs,
     "tree_acceptance": _acceptance_outputs,
     "typical_acceptance": _acceptance_outputs,

@@ -6,14 +6,16 @@ import nki.language as nl
 
 from .chain import over_rows, sequence_chunks, to_columns
 from .row_facts import load_parameters
-from .shards import DEEP, LARGEST, SHARD_CUTS, gathered_laws
+from .shards import DEEP, LARGEST, SHARD_CUTS, WHOLE, gathered_laws
 from .truncation import (
     BEST8,
     CUTS,
     GROUP_ROWS,
     MASS,
+    PEAK,
     SEARCHED_ROWS,
     THRESHOLD,
+    TOTAL,
     VALUES,
     bits_of,
     cut_candidates,
@@ -23,7 +25,7 @@ from .vocabulary import FILL, NUM_GROUPS, SEGMENTS, floats, transpose
 
 
 @nki.jit
-def shard_cuts(statistics, candidates, empty, temperature, top_k, top_p, min_p, draft_kind, complete, vocab_size):
+def shard_cuts(statistics, candidates, empty, temperature, top_k, top_p, min_p, draft_kind, vocab_size):
     """Searches the candidates as one core does its own: the same on every rank.
 
     Args:
@@ -32,7 +34,6 @@ def shard_cuts(statistics, candidates, empty, temperature, top_k, top_p, min_p, 
         temperature: [B] fp32, 0 greedy.
         top_k, top_p, min_p: [B] int32, fp32, fp32.
         draft_kind: "logits", "probs" or "one_hot".
-        complete: whether every entry is a candidate.
         vocab_size: ids of the whole vocabulary.
 
     Returns:
@@ -64,11 +65,10 @@ def shard_cuts(statistics, candidates, empty, temperature, top_k, top_p, min_p, 
                     values[:, :, low:high],
                     bits_of(candidates.dtype),
                 )
-            if complete:
-                nisa.memset(dst=found[:, DEEP], value=0.0)
             nisa.tensor_copy(dst=found[:, THRESHOLD], src=cuts[:, THRESHOLD])
             nisa.tensor_copy(dst=found[:, MASS], src=cuts[:, MASS])
-            nisa.tensor_copy(dst=found[:, LARGEST], src=transpose(laws[law]["peak"]))
+            nisa.tensor_copy(dst=found[:, LARGEST], src=values[:, PEAK])
+            nisa.tensor_copy(dst=found[:, WHOLE], src=values[:, TOTAL])
             if repeated < count:
                 start, stop = (first + repeated) * rows, (first + count) * rows
                 flat = result[law].reshape((batch * rows, SHARD_CUTS))

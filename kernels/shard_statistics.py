@@ -62,7 +62,7 @@ def shard_statistics(
         )
         has_draft = proposed(tokens, lens, row_number, vocab_size)
         columns = row_columns(tokens, has_draft, first, uniforms, scale)
-        _, parts = allocate_candidates(cut_laws, count * rows, cut)
+        _, largest = allocate_candidates(cut_laws, count * rows, cut)
         target, draft = row_lanes(
             columns,
             tokens,
@@ -72,7 +72,7 @@ def shard_statistics(
             draft_kind,
             vocabulary,
             shard_first_ids(width, num_shards),
-            parts,
+            largest,
             own,
         )
         result = floats((count * rows, LANE_STATISTICS * lanes + ENTRIES))
@@ -92,9 +92,9 @@ def shard_statistics(
             kept = slice(repeated * rows, count * rows)
             flat = statistics.reshape((batch * rows, LANE_STATISTICS * lanes + ENTRIES))
             nisa.dma_copy(dst=flat[(first + repeated) * rows : (first + count) * rows], src=result[kept])
-            for law in range(len(parts)):
+            for law in range(len(largest)):
                 store_candidates(
-                    candidates[law], (first + repeated) * rows, parts[law][:, :, repeated * rows * BEST8 :], own[0]
+                    candidates[law], (first + repeated) * rows, largest[law][:, :, repeated * rows * BEST8 :], own[0]
                 )
     if cut:
         return statistics, candidates

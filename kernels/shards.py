@@ -16,8 +16,8 @@ from .vocabulary import NUM_GROUPS, floats, transpose
 # the token. Draws of a sequence, G each: sums and drawn ids of the residual and of the target's law, and the best
 # finite entries.
 LANE_STATISTICS, ENTRIES = 5, 2
-# Cuts of a row whose law is cut: THRESHOLD, MASS, whether it is deep, and the row's largest entry.
-DEEP, LARGEST, SHARD_CUTS = 2, 3, 4
+# Cuts of a row whose law is cut: THRESHOLD, MASS, whether it is deep, and its largest entry and total uncut.
+DEEP, LARGEST, WHOLE, SHARD_CUTS = 2, 3, 4, 5
 RESIDUAL_SUM, TARGET_SUM, RESIDUAL_ID, TARGET_ID, FINITE_MAXIMUM, FINITE_ID, DRAWS = 0, 1, 2, 3, 4, 5, 6
 
 

@@ -1,5 +1,8 @@
 """Vocabulary-parallel rejection sampling (the token rule): what ranks tell each other, and the decision from it.
 
+Where rows are truncated, ranks also give the largest entries of their groups, and thresholds follow from those, or,
+of rows that are cut below them, from how much all ranks hold above thresholds on trial.
+
 A rank of n holds `width` consecutive columns, cut into 128 / n groups of ceil(width * n / 128) ids. First every rank
 gives each group's statistics of every row; from all of them each rank knows the decision, and gives each group's mass
 and drawn id in the row after the accepted drafts; the first uniform then picks the group.
@@ -15,6 +18,8 @@ from draft_verify.reference.acceptance import Acceptance, empty_acceptance, writ
 from draft_verify.reference.sampling import NUM_GROUPS, best_token, inverse_cdf
 
 GROUP_STATISTICS = 5  # target maximum, total, first id of the maximum; draft maximum, total
+SEGMENTS, BEST = 8, 8  # every 8th id of a group gives its 8 largest entries
+CUTS = 5  # of a truncated row: threshold, mass it leaves, whether it is deep; largest entry and mass uncut
 DRAWS = 6  # residual and target mass, residual and target id, largest finite entry and its id
 
 
@@ -31,6 +36,8 @@ class Decision(NamedTuple):
     has_law: bool
     best: int
     invalid: bool
+    target_threshold: float
+    draft_threshold: float
 
 
 def groups_of(row: np.ndarray, shard: int, num_shards: int, vocab_size: int) -> list[tuple[int, np.ndarray]]:
@@ -59,7 +66,8 @@ def shard_statistics(
     draft_probs: np.ndarray | None = None,
     draft_lens: np.ndarray | None = None,
     temperature: np.ndarray | None = None,
-) -> np.ndarray:
+    truncated: bool = False,
+) -> np.ndarray | tuple[np.ndarray, np.ndarray]:
     """See `draft_verify.shard_statistics`."""
     batch, num_rows, width = target_logits.shape
     count = NUM_GROUPS // num_shards
@@ -85,7 +93,105 @@ def shard_statistics(
                 out[4] = [group.sum() for _, group in groups_of(draft, shard, num_shards, vocab_size)]
             if inside and (draft_logits is not None or draft_probs is not None):
                 statistics[b, row, -1] = draft[local]
+    if truncated:
+        laws = [target_logits] if draft_logits is None else [target_logits, draft_logits]
+        return statistics.astype(np.float32), group_candidates(laws, shard, num_shards, vocab_size)
     return statistics.astype(np.float32)
+
+
+def group_candidates(laws: list[np.ndarray], shard: int, num_shards: int, vocab_size: int) -> np.ndarray:
+    """[laws, B, T, 8, SEGMENTS * groups]: the 8 largest of every segment of every group, -inf where it has fewer."""
+    batch, num_rows, _ = laws[0].shape
+    count = NUM_GROUPS // num_shards
+    dtype = np.result_type(*(law.dtype for law in laws))
+    candidates = np.full((len(laws), batch, num_rows, BEST, SEGMENTS, count), -np.inf)
+    for i, law in enumerate(laws):
+        for b in range(batch):
+            for row in range(law.shape[1]):
+                for group, (_, entries) in enumerate(groups_of(law[b, row], shard, num_shards, vocab_size)):
+                    for segment in range(SEGMENTS):
+                        largest = np.sort(entries[segment::SEGMENTS].astype(np.float64))[::-1][:BEST]
+                        candidates[i, b, row, : len(largest), segment, group] = largest
+    return candidates.reshape(*candidates.shape[:4], -1).astype(dtype)
+
+
+def shard_cuts(
+    statistics: np.ndarray,
+    candidates: np.ndarray,
+    *,
+    vocab_size: int,
+    draft: str = "one_hot",
+    temperature: np.ndarray | None = None,
+    top_k: np.ndarray | None = None,
+    top_p: np.ndarray | None = None,
+    min_p: np.ndarray | None = None,
+) -> np.ndarray:
+    """See `draft_verify.shard_cuts`."""
+    _, num_laws, batch, num_rows, _, _ = candidates.shape
+    cuts = np.zeros((num_laws, batch, num_rows, CUTS))
+    for i in range(num_laws):
+        for b in range(batch):
+            scale = scale_of(temperature, b)
+            k = int(top_k[b]) if top_k is not None and 0 < top_k[b] < vocab_size else None
+            p = float(top_p[b]) if top_p is not None and top_p[b] < 1 else None
+            by_ratio = min_p is not None and min_p[b] > 0
+            for row in range(num_rows):
+                peak, total = law_of(statistics, b, row, i, scale)
+                cuts[i, b, row] = -np.inf, total, 0, peak, total
+                if not (np.isfinite(total) and total > 0):
+                    continue
+                values = np.asarray(candidates[:, i, b, row], np.float64)
+                by_min_p = peak + np.log(float(min_p[b])) / scale if by_ratio else -np.inf
+                threshold, mass, by_k = cut(values.ravel(), peak, total, scale, k, p, by_min_p)
+                # No entry that is not a candidate is above the least of the 8 in any segment.
+                uncovered = values[:, BEST - 1].max()
+                on = k is not None or p is not None or by_ratio
+                certain = by_k if k is not None else threshold
+                deep = on and certain <= uncovered and not np.isneginf(uncovered)
+                cuts[i, b, row, :3] = threshold, mass, deep
+    return cuts.astype(np.float32)
+
+
+def cut(
+    values: np.ndarray, peak: float, total: float, scale: float, k: int | None, p: float | None, by_min_p: float
+) -> tuple[float, float, float]:
+    """Threshold of top-k, top-p and min-p, the mass not below it, and top-k's threshold alone, of entries [n]."""
+    values = np.sort(values[np.isfinite(values)])[::-1]
+    masses = np.exp((values - peak) * scale)
+    by_k = values[k - 1] if k is not None and k <= len(values) else -np.inf
+    left = masses[values >= by_k].sum() if k is not None else total
+    by_p = -np.inf
+    if p is not None:
+        reached = np.flatnonzero(np.cumsum(masses) >= p * left)
+        by_p = values[reached[0]] if len(reached) else -np.inf
+    threshold = max(by_k, by_p, by_min_p)
+    return threshold, total if np.isneginf(threshold) else masses[values >= threshold].sum(), by_k
+
+
+def shard_weights(
+    cuts: np.ndarray,
+    trials: np.ndarray,
+    target_logits: np.ndarray,
+    *,
+    shard: int,
+    num_shards: int,
+    vocab_size: int,
+    by_mass: bool,
+    draft_logits: np.ndarray | None = None,
+    temperature: np.ndarray | None = None,
+) -> np.ndarray:
+    """See `draft_verify.shard_weights`."""
+    num_laws, batch, num_rows, num_trials = trials.shape
+    weights = np.zeros((NUM_GROUPS // num_shards, num_laws, batch, num_rows, num_trials))
+    for i, b, row in np.argwhere(cuts[..., 2] > 0):
+        law = np.asarray((target_logits, draft_logits)[i][b, row], np.float64)
+        for group, (_, entries) in enumerate(groups_of(law, shard, num_shards, vocab_size)):
+            masses = np.exp((entries - float(cuts[i, b, row, 3])) * scale_of(temperature, b))
+            for trial in range(num_trials):
+                with np.errstate(invalid="ignore"):  # trials below every float are NaN, and nothing is not below them
+                    above = entries >= trials[i, b, row, trial]
+                weights[group, i, b, row, trial] = masses[above].sum() if by_mass else above.sum()
+    return weights.astype(np.float32)
 
 
 def exponentials(first_id: int, entries: np.ndarray, scale: float) -> tuple[float, float, float]:
@@ -97,6 +203,13 @@ def exponentials(first_id: int, entries: np.ndarray, scale: float) -> tuple[floa
         return finite.max(), np.exp((entries - finite.max()) * scale).sum(), float(first_id + finite.argmax())
 
 
+def law_of(statistics: np.ndarray, b: int, row: int, law: int, scale: float) -> tuple[float, float]:
+    """Peak and total of a row of the target (law 0) or the draft (1) from all ranks' statistics."""
+    count = NUM_GROUPS // len(statistics)
+    groups = statistics[:, b, row, : GROUP_STATISTICS * count].reshape(len(statistics), GROUP_STATISTICS, count)
+    return combine(groups[:, 3 * law].ravel(), groups[:, 3 * law + 1].ravel(), scale)
+
+
 def decide(
     statistics: np.ndarray,
     draft_tokens: np.ndarray,
@@ -106,8 +219,9 @@ def decide(
     vocab_size: int,
     temperature: np.ndarray | None,
     draft: str,
+    cuts: np.ndarray | None,
 ) -> Decision:
-    """Sequence b's decision from all ranks' statistics [n, B, T, ..]."""
+    """Sequence b's decision from all ranks' statistics [n, B, T, ..] and, of truncated rows, their cuts."""
     scale = scale_of(temperature, b)
     greedy = temperature is not None and temperature[b] == 0
     row = 0
@@ -121,6 +235,11 @@ def decide(
         draft_peak, draft_total = combine(draft_maxima, draft_totals, scale) if draft == "logits" else (0.0, 1.0)
         draft_ok = draft == "one_hot" or bool(np.isfinite(draft_totals.sum() if draft == "probs" else draft_total))
         draft_ok = draft_ok and (draft != "logits" or draft_total > 0)
+        thresholds = [-np.inf, -np.inf]
+        if cuts is not None:
+            thresholds[: len(cuts)] = cuts[:, b, row, 0]
+            total = float(cuts[0, b, row, 1]) if has_law else total
+            draft_total = float(cuts[1, b, row, 1]) if draft == "logits" and draft_ok else draft_total
         token = int(draft_tokens[b, row]) if row < num_drafts else -1
         has_draft = 0 <= token < vocab_size
         accept = False
@@ -128,16 +247,18 @@ def decide(
             accept = token == best
         elif has_law and has_draft and draft_ok:
             target_entry, draft_entry = statistics[:, b, row, -2:].sum(axis=0)
-            target_mass = np.exp((target_entry - peak) * scale) / total
+            target_mass = np.exp((target_entry - peak) * scale) / total * (target_entry >= thresholds[0])
             draft_mass = {"one_hot": 1.0, "probs": draft_entry}.get(draft)
             if draft == "logits":
-                draft_mass = np.exp((draft_entry - draft_peak) * scale) / draft_total
+                draft_mass = np.exp((draft_entry - draft_peak) * scale) / draft_total * (draft_entry >= thresholds[1])
             accept = uniforms[b, row] * draft_mass < target_mass
         if not accept:
             sampled_draft = has_law and has_draft and not greedy
             residual = sampled_draft and draft_ok
             invalid = not has_law or (sampled_draft and not draft_ok)
-            return Decision(row, peak, total, draft_peak, draft_total, residual, greedy, has_law, best, invalid)
+            return Decision(
+                row, peak, total, draft_peak, draft_total, residual, greedy, has_law, best, invalid, *thresholds
+            )
         row += 1
 
 
@@ -161,6 +282,7 @@ def shard_draws(
     draft_probs: np.ndarray | None = None,
     draft_lens: np.ndarray | None = None,
     temperature: np.ndarray | None = None,
+    cuts: np.ndarray | None = None,
 ) -> np.ndarray:
     """See `draft_verify.shard_draws`."""
     num_shards = len(statistics)
@@ -172,7 +294,7 @@ def shard_draws(
         if num_drafts < 0:
             continue
         scale = scale_of(temperature, b)
-        decision = decide(statistics, draft_tokens, uniforms, b, num_drafts, vocab_size, temperature, draft)
+        decision = decide(statistics, draft_tokens, uniforms, b, num_drafts, vocab_size, temperature, draft, cuts)
         row = np.asarray(target_logits[b, decision.accepted], np.float64)
         for group, (first_id, entries) in enumerate(groups_of(row, shard, num_shards, vocab_size)):
             finite = np.where(np.isfinite(entries), entries, -np.inf)
@@ -183,6 +305,7 @@ def shard_draws(
             if not decision.has_law or len(entries) == 0:
                 continue
             target = np.exp((entries - decision.target_peak) * scale) / decision.target_total
+            target[entries < decision.target_threshold] = 0
             residual = np.zeros(len(entries))
             if decision.residual and draft == "one_hot":
                 ids = first_id + np.arange(len(entries))
@@ -192,7 +315,8 @@ def shard_draws(
                 law = np.asarray(law[b, decision.accepted], np.float64)
                 _, masses = groups_of(law, shard, num_shards, vocab_size)[group]
                 if draft == "logits":
-                    masses = np.exp((masses - decision.draft_peak) * scale) / decision.draft_total
+                    kept = masses >= decision.draft_threshold
+                    masses = np.exp((masses - decision.draft_peak) * scale) / decision.draft_total * kept
                 residual = np.maximum(target - masses, 0)
             for law, masses in enumerate((residual, target)):
                 draws[b, law, group] = masses.sum()
@@ -210,6 +334,7 @@ def combine_shards(
     draft: str = "one_hot",
     draft_lens: np.ndarray | None = None,
     temperature: np.ndarray | None = None,
+    cuts: np.ndarray | None = None,
 ) -> Acceptance:
     """See `draft_verify.combine_shards`."""
     _, batch, num_rows, _ = statistics.shape
@@ -218,7 +343,7 @@ def combine_shards(
         num_drafts = num_rows - 1 if draft_lens is None else int(draft_lens[b])
         if num_drafts < 0:
             continue
-        decision = decide(statistics, draft_tokens, uniforms, b, num_drafts, vocab_size, temperature, draft)
+        decision = decide(statistics, draft_tokens, uniforms, b, num_drafts, vocab_size, temperature, draft, cuts)
         by_group = np.moveaxis(draws[:, b], 1, 0).reshape(DRAWS, -1)
         residual, target, residual_ids, target_ids, finite, finite_ids = by_group
         if not decision.has_law:

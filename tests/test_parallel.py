@@ -89,7 +89,8 @@ def acceptance_over_vocabulary_shards(rank, **options):
     from draft_verify.parallel import vocabulary_parallel_sampling
 
     rng = np.random.default_rng(9)
-    vocab_size, rows, batch = 256, 4, 4
+    vocab_size, rows, batch = options.pop("vocab_size", 256), 4, 4
+    truncated = options.pop("truncated", False)
     width = vocab_size // RANKS
     columns = slice(rank * width, (rank + 1) * width)
     results = []
@@ -116,6 +117,10 @@ def acceptance_over_vocabulary_shards(rank, **options):
             "temperature": rng.choice(np.array([0, 0.7, 1.3], np.float32), batch),
             **law,
         }
+        if truncated:
+            arguments["top_k"] = rng.choice(np.array([0, 3, 40, vocab_size - 200], np.int32), batch)
+            arguments["top_p"] = rng.choice(np.array([1, 0.99, 0.5], np.float32), batch)
+            arguments["min_p"] = rng.choice(np.array([0, 0.01], np.float32), batch)
         expected = draft_verify.rejection_sampling(**arguments)
         sharded = {
             name: torch.from_numpy(np.ascontiguousarray(value[..., columns] if value.ndim == 3 else value))
@@ -126,6 +131,14 @@ def acceptance_over_vocabulary_shards(rank, **options):
             np.testing.assert_array_equal(ours.numpy(), theirs)
         results += [field.numpy() for field in result]
     return results
+
+
+def acceptance_over_vocabulary_shards_cut_by_every_limit(rank):
+    return acceptance_over_vocabulary_shards(rank, truncated=True)
+
+
+def acceptance_over_vocabulary_shards_cut_below_their_candidates(rank):
+    return acceptance_over_vocabulary_shards(rank, truncated=True, cases=3, vocab_size=128 * 72)
 
 
 def kernels_over_vocabulary_shards(rank):

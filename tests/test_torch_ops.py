@@ -119,7 +119,23 @@ SAMPLES = {
         )
     ],
     "shard_statistics": [
-        ((DRAFTS, LOGITS, uniforms(T + 1)), {"shard": 1, "num_shards": 2, "vocab_size": 2 * V, "temperature": 0.5})
+        ((DRAFTS, LOGITS, uniforms(T + 1)), {"shard": 1, "num_shards": 2, "vocab_size": 2 * V, "temperature": 0.5}),
+        (
+            (DRAFTS, LOGITS, uniforms(T + 1)),
+            {"shard": 0, "num_shards": 2, "vocab_size": 2 * V, "draft_logits": LOGITS[:, 1:], "truncated": True},
+        ),
+    ],
+    "shard_cuts": [
+        (
+            (np.ones((2, B, T, 322), np.float32), np.ones((2, 1, B, T, 8, 512), np.float32)),
+            {"vocab_size": 2 * V, "top_k": 3, "top_p": 0.9},
+        )
+    ],
+    "shard_weights": [
+        (
+            (np.ones((1, B, T, 5), np.float32), np.ones((1, B, T, 16), np.float32), LOGITS),
+            {"shard": 0, "num_shards": 2, "vocab_size": 2 * V, "by_mass": True},
+        )
     ],
     "shard_draws": [
         (

@@ -19,6 +19,7 @@ TYPICAL = "tests/test_typical_acceptance.py"
 SAMPLE = "tests/test_sample_tokens.py"
 PROJECT = "tests/test_project_draft_law.py"
 TRUNCATION = "tests/test_truncation.py"
+SHARDS = "tests/test_combine_shards.py"
 
 FACTS = "kernels/row_facts.py"
 LAST_ROW = "kernels/last_row.py"
@@ -270,6 +271,27 @@ MUTANTS = [
         "pattern=[[width, num_shards], [size, lanes]]",
         "pattern=[[0, num_shards], [size, lanes]]",
         ("tests/test_combine_shards.py::test_a_spoiled_row_on_one_rank_is_flagged_on_all",),
+    ),
+    Mutant(
+        "a rank's deep rows keep the threshold of their candidates",
+        "bindings/parallel.py",
+        "torch.where(deep[..., None] > 0, corrected, cuts)",
+        "torch.where(deep[..., None] > 1, corrected, cuts)",
+        (f"{SHARDS}::test_cuts_over_ranks_are_exact_thresholds",),
+    ),
+    Mutant(
+        "ranks count entries where they should weigh them (kernel)",
+        "kernels/shard_weights.py",
+        "masses[:, 0] if by_mass else None",
+        "None",
+        (f"{SHARDS}::test_cuts_over_ranks_are_exact_thresholds",),
+    ),
+    Mutant(
+        "ranks draw the last token from the law uncut (kernel)",
+        "kernels/shard_draws.py",
+        "            cuts != None,  # noqa: E711\n",
+        "            False,\n",
+        (f"{SHARDS}::test_ranks_of_whole_groups_cut_rows_as_one_core_does",),
     ),
     Mutant(
         "of the draft ids of one target id the last counts (reference)",
