@@ -133,9 +133,15 @@ def vocabulary_parallel_sampling(
     """
     shared = {"draft_lens": draft_lens, "temperature": temperature, "backend": backend, "lnc": lnc}
     where = {"backend": backend, "lnc": lnc}
+    limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     if target_to_draft is not None:
         draft_probs = project_draft_law(
-            target_to_draft, draft_logits=draft_logits, draft_probs=draft_probs, temperature=temperature, **where
+            target_to_draft,
+            draft_logits=draft_logits,
+            draft_probs=draft_probs,
+            temperature=temperature,
+            **limits,
+            **where,
         )
         draft_logits = None
     if allowed_mask is not None:
@@ -151,7 +157,6 @@ def vocabulary_parallel_sampling(
     }
     ranks = dist.get_world_size(group)
     _, draft = draft_law(draft_logits, draft_probs)
-    limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     if all(limit is None for limit in limits.values()):
         cuts = None
         statistics = shard_statistics(draft_tokens, target_logits, uniforms, num_shards=ranks, **shard)
