@@ -278,7 +278,7 @@ def replace_spoiled(best, spoiled, accepted, first, logits, vocab_size, partitio
     """Overwrites `best` [1, B] where `spoiled` [1, B] is set by the best finite id of row `accepted`, 0 without one.
 
     Spoiled rows hold NaN or nothing finite. They are rare, so their second read and search stand in a loop of no
-    trips when there are none; but not on two cores, which must make equally many, while their sequences differ.
+    trips when there are none; but not on two cores with sequences of their own, which must make equally many.
     """
     _, count = best.shape
     index = to_int(row_index(accepted, first * logits.shape[1], logits.shape[1]))
@@ -298,7 +298,7 @@ def replace_spoiled(best, spoiled, accepted, first, logits, vocab_size, partitio
         nisa.tensor_tensor(dst=found, data1=found, data2=some_finite, op=nl.multiply)
         nisa.tensor_copy_predicated(dst=best, src=transpose(found), predicate=mask)
 
-    if nl.num_programs(0) == 1:
+    if nl.num_programs(0) == 1 or logits.shape[0] == 1:
         some = floats((1, 1))
         nisa.tensor_reduce(dst=some, op=nl.maximum, data=spoiled, axis=1)
         trips = nisa.register_alloc()

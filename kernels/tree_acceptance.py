@@ -180,7 +180,7 @@ def walk(
         parents, tokens, live, row_number: [1, T]; live flags the rows that may be accepted.
         greedy, scale: [1, 1].
     """
-    _, rows, _ = target_logits.shape
+    batch, rows, _ = target_logits.shape
     by_law = rule != "greedy"
     node, tested, accepted = constant(0.0), constant(0.0), constant(0.0)
     nisa.memset(dst=path, value=0.0)
@@ -198,7 +198,8 @@ def walk(
         if rows > 1:
             nisa.dma_copy(dst=tests[:, 1:rows], src=uniforms[sequence : sequence + 1, 0 : rows - 1])
 
-    stops_early = nl.num_programs(0) == 1  # the two cores of LNC 2 must take equally many steps: all there can be
+    # The two cores of LNC 2 must take equally many steps: all there can be, unless both walk the one tree there is.
+    stops_early = nl.num_programs(0) == 1 or batch == 1
     if stops_early:
         found_child = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
 

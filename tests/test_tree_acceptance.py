@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import draft_verify
+from draft_verify.bench.programs import instead_of_running
 from draft_verify.reference import tolerances
 from tests.acceptance_cases import Tally, assert_agrees_unless_rounding_decides, tree_case
 
@@ -199,3 +200,20 @@ def test_the_greedy_rule_refuses_what_it_would_not_use_T35(sampling):
     with pytest.raises(ValueError, match=f"^{argument}: got .*, expected None with rule 'greedy'"):
         draft_verify.tree_acceptance(*inputs, **sampling)
     assert draft_verify.tree_acceptance(*inputs, temperature=0.0).tokens[0, 0] == 0
+
+
+def test_two_cores_walk_the_only_tree_in_as_few_steps_as_one():
+    batch, rows, vocab_size = 1, 8, 256
+    tree = ((np.arange(rows) - 1) // 2).astype(np.int32)
+    tokens = np.full((batch, rows - 1), 3, np.int32)
+    logits = np.zeros((batch, rows, vocab_size), np.float32)
+    uniforms = np.full((batch, rows + 1), 0.5, np.float32)
+    steps = []
+    for lnc in (1, 2):
+        programs = []
+        with instead_of_running(programs):
+            draft_verify.tree_acceptance(
+                tree, tokens, logits, uniforms, rule="target_only", backend="emulator", lnc=lnc
+            )
+        steps.append({max(program.trips.values()) for program in programs})
+    assert steps[0] == steps[1] and max(steps[0]) < rows - 1
