@@ -191,6 +191,7 @@ def vocabulary_parallel_sampling(
 
 
 DIGIT = 4  # bits of a threshold that one round of trials tells
+KEEP_ALL = -(2.0**126)  # a threshold that every logit passes
 
 
 def cut_deep_rows(
@@ -214,6 +215,9 @@ def cut_deep_rows(
         weigh: from trials [laws, B, T, 2^DIGIT] and whether by mass to what all ranks hold not below them.
         num_bits: of a value, from the top, that tell it from others: 16 for bf16, 32 for fp32.
         vocab_size, temperature, top_k, top_p, min_p: as `vocabulary_parallel_sampling`.
+
+    Returns:
+        [laws, B, T, 5], as `shard_cuts`.
     """
     threshold, _, deep, largest, total = cuts.unbind(-1)
     if cuts.device.type == "cpu" and not torch.compiler.is_compiling() and not deep.any():
@@ -228,11 +232,11 @@ def cut_deep_rows(
         key = torch.zeros(cuts.shape[:3], dtype=torch.int64, device=cuts.device)
         digits = torch.arange(1, 1 << DIGIT, device=cuts.device)
         for shift in range(32 - DIGIT, 31 - num_bits, -DIGIT):
-            trials = float_of(key[..., None] | digits << shift)
+            trials = _float_of(key[..., None] | digits << shift)
             weights = weigh(torch.cat([floor[..., None], trials], dim=-1), by_mass)
             reached = weights[..., 1:] >= goal_of(weights[..., 0])[..., None]
             key = key | reached.sum(-1) << shift
-        found = float_of(key)
+        found = _float_of(key)
         return torch.where(found >= KEEP_ALL, found, torch.full_like(found, KEEP_ALL))
 
     k, p, ratio = of_rows(top_k, 0), of_rows(top_p, 1), of_rows(min_p, 0)
@@ -251,10 +255,7 @@ def cut_deep_rows(
     return torch.where(deep[..., None] > 0, corrected, cuts)
 
 
-KEEP_ALL = -(2.0**126)  # a threshold that every logit passes
-
-
-def float_of(key: torch.Tensor) -> torch.Tensor:
+def _float_of(key: torch.Tensor) -> torch.Tensor:
     """fp32 values by their place among all floats: int64 keys, 2^31 for 0, smaller ones for negative values."""
     bits = torch.where(key >= 1 << 31, key - (1 << 31), -1 - key)
     return bits.to(torch.int32).view(torch.float32)
