@@ -146,11 +146,11 @@ def long_sequences(chunk, lengths):
 # A few sequences, unrolled.
 
 
-def counters(values):
-    """A register for each sequence, from a tile [128, B]."""
+def counters(values, engine=nisa.engine.gpsimd):
+    """A register for each column of a tile [128, B]."""
     count = values.shape[1]
     whole = tile((1, count), nl.int32)
-    nisa.tensor_copy(dst=whole, src=values[0:1, :], engine=nisa.engine.gpsimd)
+    nisa.tensor_copy(dst=whole, src=values[0:1, :], engine=engine)
     registers = []
     for sequence in range(count):
         register = nisa.register_alloc()
@@ -265,7 +265,7 @@ def list_passes(shape, plan, laps_, numbers, chosen):
     counts = tile((PARTITIONS, 2))
     nisa.tensor_scalar(dst=counts[:, 0:1], data=total, op0=nl.minimum, operand0=1.0)
     nisa.tensor_tensor(dst=counts[:, 1:2], data1=total, data2=counts[:, 0:1], op=nl.subtract)
-    any_item, before_last = counters(counts)
+    any_item, before_last = counters(counts, nisa.engine.vector)  # GpSimd may have gathers to describe
 
     # An item's entry is the first whose items do not end at or before it.
     columns = columns_of(shape, len(laps_), plan)
