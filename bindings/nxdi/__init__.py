@@ -46,6 +46,9 @@ def apply(model_cls: type) -> type:
         model_cls: a NeuronBaseForCausalLM class (NeuronQwen3ForCausalLM, ...), or one of the classes below it: a
             NeuronBaseModel, NeuronFusedSpecModel or NeuronAttentionBase class.
 
+    Returns:
+        A subclass of it, of the same name.
+
     Raises:
         TypeError: any other class.
     """
