@@ -95,16 +95,19 @@ def divide(numerator, divisor):
     """Quotient and remainder of an int32 tile in [0, 2^24) by a positive constant; NKI has neither division nor mod.
 
     The fp32 quotient is off by less than one and may be rounded either way on its way to int32; two comparisons of
-    the exact remainder then correct it.
+    the exact remainder then correct it. The fraction multiplies an fp32 copy: between int32 tiles, tensor_scalar may
+    compute in integers (UNVERIFIED), which would do for the whole numbers that all other calls have.
     """
     shape = numerator.shape
+    value = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
     quotient = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     remainder = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     step = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     whole = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     divisors = constant(shape, divisor)
 
-    nisa.tensor_scalar(dst=quotient, data=numerator, op0=nl.multiply, operand0=1.0 / divisor)
+    nisa.tensor_copy(dst=value, src=numerator)
+    nisa.tensor_scalar(dst=quotient, data=value, op0=nl.multiply, operand0=1.0 / divisor)
     nisa.tensor_tensor(dst=whole, data1=quotient, data2=divisors, op=nl.multiply)
     nisa.tensor_tensor(dst=remainder, data1=numerator, data2=whole, op=nl.subtract)
 
