@@ -85,7 +85,7 @@ def verify_attention(
         positioned=len(lengths) > 2,
     )
 
-    # Two cores share the heads, or, if those are odd, the slots of each pass.
+    # Two cores share the heads, or, if those are odd, the slots of each pass or the passes of each item.
     cores = nl.num_programs(0)
     core = nl.program_id(0)
     by_slots = heads % cores > 0
