@@ -134,6 +134,8 @@ def vocabulary_parallel_sampling(
     shared = {"draft_lens": draft_lens, "temperature": temperature, "backend": backend, "lnc": lnc}
     where = {"backend": backend, "lnc": lnc}
     limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    if draft_tokens.shape[1] == 0:
+        draft_logits = draft_probs = target_to_draft = None
     if target_to_draft is not None:
         draft_probs = project_draft_law(
             target_to_draft,

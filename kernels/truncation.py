@@ -1,10 +1,10 @@
 """top-k, top-p and min-p as one threshold a row: the ids that stay are those whose logit is not below it.
 
 top-k and top-p both ask for the largest value v such that the entries not below v weigh at least a goal: their number
-k, or the share p of the mass. v is built bit by bit; nothing is sorted. The search looks at a row's candidates, the
-SEGMENTS * 8 largest entries of every lane, of all rows at once. What it finds is the row's own answer where it lies
-above every entry that is no candidate. Rows where it does not are deep: they are searched whole, one at a time, in a
-loop that makes no trip when there are none.
+k, or the share p of the mass. v is built bit by bit; nothing is sorted. The search looks at the candidates of all rows
+at once, the 8 largest entries of each segment of each lane. What it finds is a row's own answer where it lies above
+every entry that is no candidate. Rows where it does not are deep: they are read again and searched whole, one at a
+time, in a loop that makes no trip when there are none.
 """
 
 import nki.isa as nisa

@@ -246,11 +246,12 @@ def test_the_reference_over_ranks_is_the_reference(seed, draft):
     assert_same(over_ranks(case, 4, "reference"), expected)
 
 
+@pytest.mark.parametrize("truncated", [False, True])
 @pytest.mark.parametrize("num_shards", [2, 4])
-def test_any_cut_keeps_the_decisions_and_the_support(num_shards):
+def test_any_cut_keeps_the_decisions_and_the_support(num_shards, truncated):
     """Ranks that are no whole groups draw from other groups, so only tokens may differ."""
     for seed in range(2):
-        case = chain_case(np.random.default_rng(seed), 4, 3, 1001, np.float32, "probs")
+        case = chain_case(np.random.default_rng(seed), 4, 3, 1001, np.float32, "probs", cut=truncated)
         expected = draft_verify.rejection_sampling(**case, backend="reference")
         for backend in ("reference", "emulator"):
             actual = over_ranks(case, num_shards, backend)
