@@ -75,6 +75,7 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current, p
     result = tile(state.values.shape, outputs.dtype)
     nisa.tensor_scalar(dst=result, data=state.values, op0=nl.multiply, operand0=inverse, engine=nisa.engine.scalar)
 
+    oob_mode = nisa.oob_mode.error if current.stored_index == None else nisa.oob_mode.skip  # noqa: E711
     head_dim = shape.head_dim
     sequence_rows = shape.query_heads * shape.window
     first_row = (shard * shape.batch + current.sequence) * sequence_rows + rows.first_row
@@ -86,10 +87,11 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current, p
             dst=outputs.reshape((outputs.shape[0] * shape.batch, sequence_rows * head_dim)).ap(
                 pattern=[[head_dim, high - low], [1, head_dim]],
                 offset=(first_row + head * own + low) * head_dim,
-                scalar_offset=current.sequence_index,
+                scalar_offset=current.stored_index,
                 indirect_dim=0,
             ),
             src=result[head * own + low : head * own + high, head * head_dim : (head + 1) * head_dim],
+            oob_mode=oob_mode,
         )
     if sums == None or part > 0:  # noqa: E711
         return
@@ -113,10 +115,11 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current, p
         dst=sums.reshape((sums.shape[0] * 2 * shape.batch, sequence_rows)).ap(
             pattern=[[all_rows, 2], [1, rows.rows]],
             offset=shard * all_rows + first_row,
-            scalar_offset=current.sequence_index,
+            scalar_offset=current.stored_index,
             indirect_dim=0,
         ),
         src=across,
+        oob_mode=oob_mode,
     )
 
 

@@ -15,17 +15,20 @@ import nki.language as nl
 from .attention_lengths import Lengths, whole_steps
 from .attention_plan import PARTITIONS, tile
 
-# An item of the table: three columns of its own, then five of each of its passes; fp32, or int32 bit by bit.
+# An item of the table: four columns of its own, then five of each of its passes; fp32, or int32 bit by bit.
 SEQUENCE = 0  # int32
 LIVE_ROWS = 1
 STARTS = 2
-OWN = 3
+STORED = 3  # int32
+OWN = 4
 FIRST = 0  # slots count from the first one that the pass loads
 END = 1
 POSITION = 2
 VALUE_INDEX = 3  # int32
 KEY_INDEX = 4  # int32
 COLUMNS = 5
+
+EVERY_ITEM = 65536.0  # more than a lap has
 
 
 class Pass(NamedTuple):
@@ -43,6 +46,7 @@ class Pass(NamedTuple):
     live_rows: object  # window rows that are no padding; 0 in an empty slot
     starts: object  # 1 for a sequence's first pass, else 0; None if that is known
     position: object  # of window row 0
+    stored_index: object = None  # where its results go: sequence_index, or out of range if a later item has them
 
 
 class Work(NamedTuple):
@@ -237,7 +241,7 @@ def list_passes(shape, plan, laps_, numbers, chosen):
     batch = shape.batch
     entries = batch * len(laps_)
     known = len(laps_[0])
-    fields = tile((PARTITIONS, known + 2, batch, len(laps_)))
+    fields = tile((PARTITIONS, known + 3, batch, len(laps_)))
     items = tile((PARTITIONS, batch, len(laps_)))
     for lap in range(len(laps_)):
         for which in range(known):
@@ -254,6 +258,15 @@ def list_passes(shape, plan, laps_, numbers, chosen):
             operand1=chosen,
         )
     nisa.tensor_copy(dst=fields[:, known, :, :], src=numbers.sequence)
+    # The last item of a sequence is the last of its last lap that has one.
+    last = fields[:, known + 2, :, :]
+    if len(laps_) > 1:
+        nisa.memset(dst=last[:, :, 1], value=0.0, engine=nisa.engine.vector)
+        nisa.tensor_scalar(dst=last[:, :, 0], data=items[:, :, 1], op0=nl.greater, operand0=0.0)
+    else:
+        nisa.memset(dst=last, value=0.0, engine=nisa.engine.vector)
+    nisa.scalar_tensor_tensor(dst=last, data=last, op0=nl.multiply, operand0=-EVERY_ITEM, op1=nl.add, operand1=items)
+    nisa.tensor_scalar(dst=last, data=last, op0=nl.subtract, operand0=1.0)
 
     ends = tile((PARTITIONS, entries))
     nothing = tile((PARTITIONS, entries))
@@ -285,24 +298,26 @@ def list_passes(shape, plan, laps_, numbers, chosen):
     nisa.tensor_reduce(dst=index, op=nl.maximum, data=scratch, axis=2)
     nisa.tensor_tensor(dst=index, data1=item, data2=index, op=nl.subtract)
 
-    size = (PARTITIONS, columns, known + 2, entries)
+    size = (PARTITIONS, columns, known + 3, entries)
     picked = tile(size)
     own = tile(size[0:3])
     nisa.tensor_tensor(
         dst=picked,
-        data1=fields.reshape((PARTITIONS, known + 2, entries)).expand_dim(1).broadcast(1, columns),
-        data2=one_hot.expand_dim(2).broadcast(2, known + 2),
+        data1=fields.reshape((PARTITIONS, known + 3, entries)).expand_dim(1).broadcast(1, columns),
+        data2=one_hot.expand_dim(2).broadcast(2, known + 3),
         op=nl.multiply,
     )
     nisa.tensor_reduce(dst=own, op=nl.add, data=picked, axis=3)
     lengths = Lengths(own[:, :, 0], own[:, :, 1], own[:, :, 2], own[:, :, 3], own[:, :, 4])
-    table = write_table(shape, plan, own[:, :, known], index, own[:, :, known + 1], lengths)
+    last = tile((PARTITIONS, columns))
+    nisa.tensor_tensor(dst=last, data1=index, data2=own[:, :, known + 2], op=nl.equal)
+    table = write_table(shape, plan, own[:, :, known], index, own[:, :, known + 1], last, lengths)
     return Work(table, any_item, before_last)
 
 
-def write_table(shape, plan, sequence, index, begins, lengths):
+def write_table(shape, plan, sequence, index, begins, last, lengths):
     """The table of items given by fp32 tiles [P, n]: their sequence, their index in it or in its lap, whether that lap
-    is the sequence's first, its lengths."""
+    is the sequence's first, whether they are the sequence's last, its lengths."""
     partitions, columns = sequence.shape
     size = (partitions, columns)
     chunk, together, dense = plan
@@ -313,6 +328,13 @@ def write_table(shape, plan, sequence, index, begins, lengths):
     nisa.tensor_copy(dst=table[:, :, LIVE_ROWS], src=lengths.live_rows)
     nisa.tensor_scalar(dst=starts, data=index, op0=nl.equal, operand0=0.0)
     nisa.tensor_tensor(dst=table[:, :, STARTS], data1=starts, data2=begins, op=nl.multiply)
+    # Only the last item stores: nothing orders two stores to one place at run-time addresses. Others get an index out
+    # of range, past what both cores keep of two facts a sequence.
+    stored = tile(size)
+    nisa.tensor_scalar(
+        dst=stored, data=last, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=-4.0 * shape.batch
+    )
+    nisa.tensor_tensor(dst=as_int[:, :, STORED], data1=stored, data2=sequence, op=nl.add)
     begin = tile(size)
     nisa.scalar_tensor_tensor(
         dst=begin, data=index, op0=nl.multiply, operand0=float(together * chunk.step), op1=nl.add, operand1=lengths.base
@@ -422,6 +444,7 @@ def listed_passes(entry, shard, cores):
                 live_rows=entry[:, LIVE_ROWS : LIVE_ROWS + 1],
                 starts=entry[:, STARTS : STARTS + 1],
                 position=entry[:, own + POSITION : own + POSITION + 1],
+                stored_index=as_int[0:1, STORED : STORED + 1],
             )
         )
     return passes

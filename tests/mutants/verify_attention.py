@@ -151,6 +151,13 @@ MUTANTS = [
         _AGREES,
     ),
     Mutant(
+        "a sequence's last item is not the one that is stored",
+        "kernels/attention_work.py",
+        "data2=own[:, :, known + 2], op=nl.equal",
+        "data2=own[:, :, known + 2], op=nl.not_equal",
+        _AGREES,
+    ),
+    Mutant(
         "window values are not brought to the cache's units",
         "kernels/attention_loads.py",
         "    if inverse_scales != None:  # noqa: E711",
