@@ -5,7 +5,7 @@ slot, and then the others, whose addresses are the loop's own register. A shorte
 is live, and silences it.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
@@ -40,7 +40,8 @@ from .attention_work import (
 )
 
 
-class Walk(NamedTuple):
+@dataclass
+class Walk(nl.NKIObject):
     """A sequence on its way: what its passes have in common, and what they change."""
 
     shape: object
@@ -166,7 +167,7 @@ def attend_begin(walk, chunk, every, dense, begin, windows, current):
         attend_windows(walk, windows, current)
 
     if dense == None:  # noqa: E711
-        window_alone(None)
+        attend_windows(walk, windows, current)
         return
     attend_dense(walk, chunk, every, dense, begin, windows)
     nl.fori_loop(dense.any[walk.sequence], 1, window_alone)

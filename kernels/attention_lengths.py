@@ -3,7 +3,7 @@
 Values below 2^24 are exact in fp32; NKI has neither division nor mod.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
@@ -15,7 +15,8 @@ EVERYWHERE = float(1 << 24)  # past any slot
 QUADRANT = 32  # partitions that a shuffle reaches
 
 
-class Lengths(NamedTuple):
+@dataclass
+class Lengths(nl.NKIObject):
     """fp32 tiles of one shape, an entry a sequence; all zero for an empty slot. For a ring, those of one lap of it."""
 
     cached: object  # one past the last live slot
@@ -45,11 +46,12 @@ def checked_lengths(shape, given, blocks=None, num_blocks=0):
     else:
         nisa.tensor_tensor(dst=total, data1=given[0], data2=given[1], op=nl.add)
         room -= 1.0
-    for values, op, bound in (
+    for rule in (
         (given[1], nl.greater_equal, 0.0),
         (given[1], nl.less, float(shape.window)),
         (total, nl.less_equal, room),
     ):
+        values, op, bound = rule
         nisa.scalar_tensor_tensor(dst=good, data=values, op0=op, operand0=bound, op1=nl.multiply, operand1=good)
     nisa.tensor_tensor(dst=cached, data1=given[0], data2=good, op=nl.multiply)
     nisa.scalar_tensor_tensor(dst=rows, data=given[1], op0=nl.add, operand0=1.0, op1=nl.multiply, operand1=good)

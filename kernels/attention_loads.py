@@ -4,7 +4,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_blocks import fetch_runs
-from .attention_plan import PARTITIONS, PSUM_BANK_BYTES, head_parts, psum, tile
+from .attention_plan import PARTITIONS, PSUM_BANK_BYTES, head_parts, psum, psum_width, tile
 
 LONG_COLUMN = 2048
 
@@ -83,7 +83,8 @@ def fetch_window(shape, rows, key, value, current, window):
     """The window's keys and values [T, heads, D]."""
     head_dim = shape.head_dim
     sequence_size = shape.heads * shape.window * head_dim
-    for loaded, source in ((window[0], key), (window[1], value)):
+    for pair in ((window[0], key), (window[1], value)):
+        loaded, source = pair
         nisa.dma_copy(
             dst=loaded,
             src=source.reshape((shape.batch, sequence_size)).ap(
@@ -112,14 +113,17 @@ def prepare_window(shape, rows, window, keep, inverse_scales):
             dst=values, data1=values, data2=own_scales.expand_dim(2).broadcast(2, shape.head_dim), op=nl.multiply
         )
     transposed = []
-    for first, part in head_parts(shape.head_dim):
+    for part_of_head in head_parts(shape.head_dim):
+        first, part = part_of_head
         moving = tile((part, rows.heads, shape.window), shape.dtype)
-        staged = psum((part, rows.heads, shape.window), shape.dtype)
+        staged = psum((part, rows.heads, psum_width(shape.window)), shape.dtype)
         for head in range(rows.heads):
             nisa.nc_transpose(
-                dst=staged[:, head, :], data=keys[:, head, first : first + part], engine=nisa.engine.tensor
+                dst=staged[:, head, 0 : shape.window],
+                data=keys[:, head, first : first + part],
+                engine=nisa.engine.tensor,
             )
-        nisa.tensor_copy(dst=moving, src=staged, engine=nisa.engine.scalar)
+        nisa.tensor_copy(dst=moving, src=staged[:, :, 0 : shape.window], engine=nisa.engine.scalar)
         transposed.append(moving)
     return transposed, values
 
@@ -162,7 +166,8 @@ def new_keys(shape, chunk, rows, dtype):
     if shape.cache_layout != "BHDS":
         return new_slots(shape, chunk, rows, dtype)
     keys = []
-    for _, part in head_parts(shape.head_dim):
+    for part_of_head in head_parts(shape.head_dim):
+        _, part = part_of_head
         keys.append(tile((part, rows.heads, chunk.streams, chunk.slots // chunk.streams), dtype))
     return keys
 
@@ -217,7 +222,8 @@ def moving_keys(shape, chunk, rows, keys):
             nisa.tensor_copy(dst=widened, src=slots_first, engine=engine)
             slots_first = widened
         parts = []
-        for first, part in head_parts(shape.head_dim):
+        for part_of_head in head_parts(shape.head_dim):
+            first, part = part_of_head
             loaded = tile((part, rows.heads, chunk.run, chunk.partitions), shape.dtype)
             for head in range(rows.heads):
                 transpose_all(loaded[:, head, :, :], slots_first[:, head, :, first : first + part])
@@ -229,13 +235,14 @@ def moving_keys(shape, chunk, rows, keys):
 def transpose_all(dst, data):
     """dst [N, n, M] = each data[:, i, :] of [M, n, N] transposed, through PSUM a bank at a time."""
     size, count, width = dst.shape
-    bank = max(1, PSUM_BANK_BYTES // (width * (4 if dst.dtype == nl.float32 else 2)))
+    bank = max(1, PSUM_BANK_BYTES // (psum_width(width) * (4 if dst.dtype == nl.float32 else 2)))
     for first in range(0, count, bank):
         some = min(bank, count - first)
-        staged = psum((size, some, width), dst.dtype)
+        staged = psum((size, some, psum_width(width)), dst.dtype)
         for i in range(some):
-            nisa.nc_transpose(dst=staged[:, i, :], data=data[:, first + i, :], engine=nisa.engine.tensor)
-        nisa.tensor_copy(dst=dst[:, first : first + some, :], src=staged, engine=EVICTION_ENGINES[first // bank % 2])
+            nisa.nc_transpose(dst=staged[:, i, 0:width], data=data[:, first + i, :], engine=nisa.engine.tensor)
+        engine = EVICTION_ENGINES[first // bank % 2]
+        nisa.tensor_copy(dst=dst[:, first : first + some, :], src=staged[:, :, 0:width], engine=engine)
 
 
 def slots_to_keep(shape, slot, current, dtype):

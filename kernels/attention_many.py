@@ -4,7 +4,7 @@ While an item of the table is worked on, what the next one needs is on its way: 
 values as soon as they are weighed.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
@@ -46,7 +46,8 @@ from .attention_work import (
 )
 
 
-class Walk(NamedTuple):
+@dataclass
+class Walk(nl.NKIObject):
     """What items of one kind have in common, and what they change."""
 
     shape: object

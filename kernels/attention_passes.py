@@ -1,6 +1,6 @@
 """What the passes of few and of many sequences share: plans, constants, loads."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
@@ -36,7 +36,8 @@ MOST_TOGETHER = 2  # passes of an item of a work list, on one core
 RAGGED = 2048  # slots of a pass, or an item, that may load some that are not live
 
 
-class Operands(NamedTuple):
+@dataclass
+class Operands(nl.NKIObject):
     """The tensors of a call in HBM; what is not there is None."""
 
     query: object
@@ -70,7 +71,8 @@ def plan_ragged(shape, rows, shard, slot_cores):
     return plan_chunk(shape.slots, min(longest_pass(shape, rows, 1), RAGGED), 1, shard, slot_cores)
 
 
-class Plan(NamedTuple):
+@dataclass
+class Plan(nl.NKIObject):
     """How many sequences are cut into items of a work list: some passes of one sequence, taken by the cores in turn."""
 
     chunk: Chunk
@@ -122,7 +124,8 @@ def longest_pass(shape, rows, count):
     return longest
 
 
-class Constants(NamedTuple):
+@dataclass
+class Constants(nl.NKIObject):
     """What no pass changes."""
 
     rows: object  # Rows of each row tile of each group

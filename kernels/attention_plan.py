@@ -8,7 +8,7 @@ Few rows would leave lanes idle. A row tile therefore holds the rows of several 
 several times: each copy, a stream, attends to its own share of the slots.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import nki.language as nl
 
@@ -18,7 +18,8 @@ PSUM_BANK_BYTES = 2048
 LONGEST_RUN = 16  # slots a descriptor: 4 KiB of bf16 at D = 128 saturate the DMA engines
 
 
-class Shape(NamedTuple):
+@dataclass
+class Shape(nl.NKIObject):
     """Sizes and variants of one call. `heads`, `window` and `slots` are Hkv, T, and S or M * P."""
 
     batch: int
@@ -41,7 +42,8 @@ class Shape(NamedTuple):
     positioned: bool  # the cache's first slot and row 0 have positions of their own, not 0 and seq_lens
 
 
-class RowTile(NamedTuple):
+@dataclass
+class RowTile(nl.NKIObject):
     """Rows first_row.. of a sequence, those of key/value heads first_head.., in `streams` copies.
 
     Copies begin at multiples of count / streams, where an instruction may start.
@@ -55,7 +57,8 @@ class RowTile(NamedTuple):
     count: int  # partitions
 
 
-class Chunk(NamedTuple):
+@dataclass
+class Chunk(nl.NKIObject):
     """The slots of one pass of the softmax, on this core: `segments` tiles of partitions * run slots.
 
     Slot i of a segment is entry i % run of partition i // run. Of the segments, each stream has an equal share. Where
@@ -78,6 +81,14 @@ def tile(shape, dtype=nl.float32):
 
 def psum(shape, dtype=nl.float32):
     return nl.ndarray(shape, dtype=dtype, buffer=nl.psum)
+
+
+def psum_width(count):
+    """Room for `count` transposed values side by side with others: addresses in PSUM are multiples of four bytes.
+
+    UNVERIFIED: the value of nl.tile_size.psum_min_align is not documented.
+    """
+    return count + count % 2
 
 
 def plan_rows(shape, first_head, last_head, most_streams):

@@ -1,6 +1,6 @@
 """Room for what an item of a work list needs, and how it gets there while the item before is worked on."""
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
@@ -20,7 +20,8 @@ from .attention_passes import has_window
 from .attention_plan import tile
 
 
-class Room(NamedTuple):
+@dataclass
+class Room(nl.NKIObject):
     """Keys and values are those of one group of row tiles after the other."""
 
     queries: object  # [rows, D] of each row tile of each group
@@ -52,11 +53,16 @@ def new_room(shape, chunk, groups, operands, passes):
     return Room(queries, windows, places[0], places[1], keys, values)
 
 
-def clear_room(tiles):
-    """Zeros in a room, or any tiles: a loop that fetches may run no time, a gather that skips a run leaves what was."""
+def clear_room(room):
+    """Zeros everywhere: a loop that fetches may run no time, a gather that skips a run leaves what was."""
+    clear((room.queries, room.windows, room.places, room.value_places, room.keys, room.values))
+
+
+def clear(tiles):
+    """Zeros in a tile, or in all of a list."""
     if isinstance(tiles, (list, tuple)):
         for one in tiles:
-            clear_room(one)
+            clear(one)
     elif tiles != None:  # noqa: E711
         nisa.memset(dst=tiles, value=0 if tiles.dtype == nl.int32 else 0.0, engine=nisa.engine.gpsimd)
 

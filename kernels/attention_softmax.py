@@ -4,13 +4,13 @@ What a row carries from pass to pass (Milakov and Gimelshein, 1805.02867): its w
 and minus the maximum of its scores, negated because that is the bias of the exponential.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
 
 from .attention_loads import repeat
-from .attention_plan import PSUM_BANK, PSUM_BANK_BYTES, RowTile, psum, tile
+from .attention_plan import PSUM_BANK, PSUM_BANK_BYTES, RowTile, psum, psum_width, tile
 from .attention_tree import load_ancestors
 
 NOTHING_SEEN = 1e20  # minus the maximum of a row that saw no key yet: exp(masked score + this) is 0
@@ -21,7 +21,8 @@ COLUMNS_A_BATCH_AHEAD = 256  # the larger the batches, the more are transposed b
 SPAN_BANKS = 2  # of scores under one mask; two spans are in use at a time
 
 
-class Rows(NamedTuple):
+@dataclass
+class Rows(nl.NKIObject):
     """What does not change for a row tile; [count, 1] unless said otherwise."""
 
     row: object  # the window row
@@ -33,7 +34,8 @@ class Rows(NamedTuple):
     fresh: object  # State of rows that have seen nothing but their sink
 
 
-class State(NamedTuple):
+@dataclass
+class State(nl.NKIObject):
     """The streams of a row have one maximum, so that what they weigh adds up in PSUM."""
 
     values: object  # [rows, heads * D] fp32, weighted; those of heads other than the row's own are by-products
@@ -224,7 +226,8 @@ def slot_bounds(shape, chunk, constants, current):
     if constants.stream == None:  # noqa: E711
         return first, end
     stream_first = tile(size)
-    for bound, shifted in ((first, stream_first), (end, end)):
+    for pair in ((first, stream_first), (end, end)):
+        bound, shifted = pair
         nisa.scalar_tensor_tensor(
             dst=shifted,
             data=constants.stream,
@@ -262,7 +265,8 @@ def capped(shape, scores, scale):
     return result
 
 
-class Step(NamedTuple):
+@dataclass
+class Step(nl.NKIObject):
     """A step of the softmax whose scores are known and whose values are not weighed yet: a pass, the window or both."""
 
     cached: object  # masked scores of the pass, and their scale; None if the step has none
@@ -355,7 +359,8 @@ def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, e
     nisa.tensor_tensor(dst=state.values, data1=state.values, data2=weighted, op=nl.add)
 
 
-class Span(NamedTuple):
+@dataclass
+class Span(nl.NKIObject):
     """Slots of a pass under one mask: partitions begin..until - 1 of a segment of each stream."""
 
     first: int  # slot of its stream
@@ -460,7 +465,8 @@ def exponentials(weights, scores, scale, negative_max, total):
     )
 
 
-class Batch(NamedTuple):
+@dataclass
+class Batch(nl.NKIObject):
     """Slots that are transposed together, some of each run."""
 
     scores: object  # [count, partitions, size]
@@ -472,7 +478,7 @@ def batches_of(shape, chunk, rows, columns, scores, scale, values):
     """Batches of a pass: its scores [count, slots of a stream], its values as load_slots leaves them."""
     share = chunk.segments // rows.streams
     size = 4 if shape.dtype == nl.float32 else 2
-    batch = max(1, min(chunk.run, columns // rows.count, PSUM_BANK_BYTES // (rows.count * size)))
+    batch = max(1, min(chunk.run, min(columns // rows.count, PSUM_BANK_BYTES // (psum_width(rows.count) * size))))
     while chunk.run % batch > 0:
         batch -= 1
     scores = scores.reshape_dim(1, (share, chunk.partitions, chunk.run))
@@ -510,16 +516,20 @@ def weigh(shape, rows, batches, negative_max, weighted, engines, ahead):
                 staged.append(tile((partitions, 1, size, rows.count), shape.dtype))
                 nisa.dma_transpose(dst=staged[i], src=weights)
             else:
-                staged.append(psum((partitions, 1, size, rows.count), shape.dtype))
+                staged.append(psum((partitions, 1, size, psum_width(rows.count)), shape.dtype))
                 for j in range(size):
-                    nisa.nc_transpose(dst=staged[i][:, 0, j, :], data=weights[:, 0, j, :], engine=nisa.engine.tensor)
+                    nisa.nc_transpose(
+                        dst=staged[i][:, 0, j, 0 : rows.count], data=weights[:, 0, j, :], engine=nisa.engine.tensor
+                    )
         done = i - ahead
         if done < 0:
             continue
         transposed = staged[done]
         if engines[done % len(engines)] != nisa.engine.dma:
-            transposed = tile(transposed.shape, shape.dtype)
-            nisa.tensor_copy(dst=transposed, src=staged[done], engine=engines[done % len(engines)])
+            transposed = tile((transposed.shape[0], 1, transposed.shape[2], rows.count), shape.dtype)
+            nisa.tensor_copy(
+                dst=transposed, src=staged[done][:, :, :, 0 : rows.count], engine=engines[done % len(engines)]
+            )
         for stream in range(len(batches[done].values)):
             values = batches[done].values[stream]
             for j in range(len(values)):

@@ -23,7 +23,7 @@ def ancestor_table(shape, parents):
         write_ancestors(shape, parents, table, column, row, tree)
 
     if trees == 1:
-        one_tree(None)
+        write_ancestors(shape, parents, table, column, row, None)
     else:
         nl.fori_loop(nisa.register_alloc(0), trees, one_tree)
     return table
@@ -33,8 +33,10 @@ def write_ancestors(shape, parents, table, column, row, tree):
     """Entry `tree`, a register or None for 0, of the table."""
     window = shape.window
     size = (window, window)
+    whole = tile((window, 1), nl.int32)
     parent = tile((window, 1))
-    nisa.dma_copy(dst=parent, src=parents.ap(pattern=[[1, window], [1, 1]], scalar_offset=tree, indirect_dim=0))
+    nisa.dma_copy(dst=whole, src=parents.ap(pattern=[[1, window], [1, 1]], scalar_offset=tree, indirect_dim=0))
+    nisa.tensor_copy(dst=parent, src=whole)
 
     # One step up or none; its square two steps at most, and so on. Small integers: exact in bf16 once clipped to 1.
     reaches = tile(size, nl.bfloat16)
@@ -48,7 +50,8 @@ def write_ancestors(shape, parents, table, column, row, tree):
     steps = 1
     while steps < window - 1:
         squares = []
-        for stationary, moving in ((transposed, reaches), (reaches, transposed)):
+        for pair in ((transposed, reaches), (reaches, transposed)):
+            stationary, moving = pair
             product = psum(size)
             clipped = tile(size, nl.bfloat16)
             nisa.nc_matmul(dst=product, stationary=stationary, moving=moving, accumulate=False)

@@ -7,7 +7,7 @@ A pass that ends with the last live slot may begin among those of the pass befor
 reads slots that are not live. Element offsets are int32, by tensor_tensor: fp32 would not be exact.
 """
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
@@ -31,7 +31,8 @@ COLUMNS = 5
 EVERY_ITEM = 65536.0  # more than a lap has
 
 
-class Pass(NamedTuple):
+@dataclass
+class Pass(nl.NKIObject):
     """One pass over slots of one sequence. Tiles are fp32 [128, 1], the same value on every partition.
 
     Slots count from the first one that the pass loads on core 0; its own are first <= slot < end.
@@ -49,7 +50,8 @@ class Pass(NamedTuple):
     stored_index: object = None  # where its results go: sequence_index, or out of range if a later item has them
 
 
-class Work(NamedTuple):
+@dataclass
+class Work(nl.NKIObject):
     """Items, some passes over one sequence each: a table [items, columns] in HBM, and registers: 1 if there are any,
     else 0, and how many come before the last."""
 
@@ -58,7 +60,8 @@ class Work(NamedTuple):
     before_last: object
 
 
-class DensePasses(NamedTuple):
+@dataclass
+class DensePasses(nl.NKIObject):
     """How sequences with at least one pass of live slots take them: one pass that ends with the last live slot, and,
     from the first slot on, those that start before it."""
 
@@ -205,7 +208,8 @@ def pass_from(shape, lengths, sequence, begin, latest):
 # Many sequences, listed.
 
 
-class Numbers(NamedTuple):
+@dataclass
+class Numbers(nl.NKIObject):
     """Counted before any list is made: GpSimd has no time for it once gathers are under way."""
 
     sequence: object  # [128, B, laps] fp32, the number of each sequence
@@ -240,12 +244,14 @@ def list_passes(shape, plan, laps_, numbers, chosen):
     # A lap of a sequence is an entry of its own, next to the sequence's other one. What is known of them comes first.
     batch = shape.batch
     entries = batch * len(laps_)
-    known = len(laps_[0])
+    known = 5  # fields of Lengths
     fields = tile((PARTITIONS, known + 3, batch, len(laps_)))
     items = tile((PARTITIONS, batch, len(laps_)))
     for lap in range(len(laps_)):
+        own = laps_[lap]
+        lengths = (own.cached, own.live_rows, own.position, own.oldest, own.base)
         for which in range(known):
-            nisa.tensor_copy(dst=fields[:, which, :, lap], src=laps_[lap][which])
+            nisa.tensor_copy(dst=fields[:, which, :, lap], src=lengths[which])
         nisa.memset(dst=fields[:, known + 1, :, lap], value=1.0 if lap == 0 else 0.0, engine=nisa.engine.vector)
         # A sequence has at least one item, which takes the window.
         counted = count_steps(laps_[lap], plan.together * plan.chunk.step)
@@ -320,7 +326,9 @@ def write_table(shape, plan, sequence, index, begins, last, lengths):
     is the sequence's first, whether they are the sequence's last, its lengths."""
     partitions, columns = sequence.shape
     size = (partitions, columns)
-    chunk, together, dense = plan
+    chunk = plan.chunk
+    together = plan.together
+    dense = plan.dense
     table = tile((partitions, columns, OWN + together * COLUMNS))
     as_int = table.view(nl.int32)
     starts = tile(size)

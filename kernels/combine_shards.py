@@ -41,7 +41,8 @@ def combine_shards(statistics, cuts, draws, draft_tokens, uniforms, draft_lens, 
     num_shards, batch, rows, _ = statistics.shape
     lanes = NUM_GROUPS // num_shards
     outputs = allocate_outputs(batch, rows)
-    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+    for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        first, count, repeated = chunk
         tokens, row_number, accepted, good, active, _, _, decided = decide(
             statistics,
             cuts,

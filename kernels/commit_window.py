@@ -102,7 +102,8 @@ def commit(moves, lengths, cache_layout, chain, ring):
         return
     runs = []
     if chain and whole and runs_pay(moves, window, cache_layout, most, unit):
-        for size, first, exists in runs_of(kept, constant((batch, 1), 0), seq_len, most, unit, window, cache_layout):
+        for run in runs_of(kept, constant((batch, 1), 0), seq_len, most, unit, window, cache_layout):
+            size, first, exists = run
             runs.append((size, first, exists, slots_of(first, slot), exists))
     else:
         exists = as_flags(kept)

@@ -70,7 +70,8 @@ def restore(moves, seq_lens, num_accepted, block_table, cache_layout):
     runs = []
     if window > 1 and runs_pay(moves, saved, cache_layout, window - 1, unit):
         begin = add_lengths(accepted, constant((batch, 1), 1))
-        for size, first, exists in runs_of(rejected, begin, seq_len, window - 1, unit, saved, cache_layout):
+        for run in runs_of(rejected, begin, seq_len, window - 1, unit, saved, cache_layout):
+            size, first, exists = run
             runs.append((size, first, exists, slots_of(first, slot), exists))
     else:
         exists = as_flags(rejected)

@@ -81,7 +81,8 @@ def save(moves, seq_lens, block_table, cache_layout):
     else:
         pieces = [(1, row, as_flags(every))]
     runs = []
-    for size, first, exists in pieces:
+    for run in pieces:
+        size, first, exists = run
         # Every row is written, zero where the sequence has no source for it.
         source = nl.ndarray(exists.shape, dtype=nl.uint8, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=source, data=exists, op0=nl.multiply, operand0=live)

@@ -41,7 +41,8 @@ def shard_cuts(statistics, candidates, empty, temperature, top_k, top_p, min_p, 
     """
     _, num_laws, batch, rows, _, _ = candidates.shape
     result = nl.ndarray((num_laws, batch, rows, SHARD_CUTS), dtype=nl.float32, buffer=nl.shared_hbm)
-    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+    for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        first, count, repeated = chunk
         num_rows = count * rows
         _, _, _, _, scale, limits = load_parameters(
             empty, temperature, top_k, top_p, min_p, first, count, rows, True, vocab_size

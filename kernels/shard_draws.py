@@ -59,7 +59,8 @@ def shard_draws(
     own, vocabulary = shard_geometry(width, shard, num_shards, vocab_size)
     lanes = NUM_GROUPS // num_shards
     draws = nl.ndarray((batch, DRAWS, lanes), dtype=nl.float32, buffer=nl.shared_hbm)
-    for first, count, repeated in sequence_chunks(batch, rows, 8 * group_size(vocabulary), MASS_BYTES):
+    for chunk in sequence_chunks(batch, rows, 8 * group_size(vocabulary), MASS_BYTES):
+        first, count, repeated = chunk
         partition_ids = shard_first_ids(width, num_shards)
         _, _, accepted, _, _, _, scale, decided = decide(
             statistics,
@@ -98,7 +99,8 @@ def shard_draws(
         index = to_int(row_index(accepted, first * rows, rows))
         for sequence in range(count):
             column = slice(sequence, sequence + 1)
-            for masses, place in ((residual_masses, RESIDUAL_ID), (target_masses, TARGET_ID)):
+            for pair in ((residual_masses, RESIDUAL_ID), (target_masses, TARGET_ID)):
+                masses, place = pair
                 drawn = inverse_cdf(masses[:, sequence], within[:, column])
                 nisa.tensor_tensor(dst=found[:, place, column], data1=drawn, data2=partition_ids, op=nl.add)
             best_finite(

@@ -54,7 +54,8 @@ def shard_statistics(
         candidates = nl.ndarray(
             (len(cut_laws), batch, rows, BEST8, SEGMENTS * lanes), dtype=widest(cut_laws), buffer=nl.shared_hbm
         )
-    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+    for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        first, count, repeated = chunk
         row_number = row_numbers(count, rows)
         tokens = load_tokens(draft_tokens, first, count, rows)
         lens, _, _, _, scale, _ = load_parameters(

@@ -32,7 +32,8 @@ def shard_weights(cuts, trials, target_logits, draft_law, empty, temperature, by
     own, vocabulary = shard_geometry(target_logits.shape[2], shard, num_shards, vocab_size)
     lanes = NUM_GROUPS // num_shards
     weights = nl.ndarray((lanes, num_laws, batch, rows, num_trials), dtype=nl.float32, buffer=nl.shared_hbm)
-    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+    for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        first, count, repeated = chunk
         _, _, _, _, scale, _ = load_parameters(
             empty, temperature, None, None, None, first, count, rows, False, vocab_size
         )

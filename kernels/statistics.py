@@ -54,7 +54,8 @@ def lane_statistics(
     if cut and law_rows < rows:
         nisa.memset(dst=largest[0], value=FILL)
     for sequence in range(count):
-        for start, stop in row_tiles(law_rows, law, vocab_size):
+        for span in row_tiles(law_rows, law, vocab_size):
+            start, stop = span
             low, high = sequence * rows + start, sequence * rows + stop
             fill = 0.0 if kind == "probs" else FILL
             tile = load_rows(law, (first + sequence) * law_rows + start, stop - start, vocab_size, fill, shard)
@@ -298,11 +299,9 @@ def replace_spoiled(best, spoiled, accepted, first, logits, vocab_size, partitio
         nisa.tensor_tensor(dst=found, data1=found, data2=some_finite, op=nl.multiply)
         nisa.tensor_copy_predicated(dst=best, src=transpose(found), predicate=mask)
 
+    trips = nisa.register_alloc(1)
     if nl.num_programs(0) == 1 or logits.shape[0] == 1:
         some = floats((1, 1))
         nisa.tensor_reduce(dst=some, op=nl.maximum, data=spoiled, axis=1)
-        trips = nisa.register_alloc()
         nisa.register_load(trips, to_int(some))
-        nl.fori_loop(0, trips, search)
-    else:
-        search(0)
+    nl.fori_loop(0, trips, search)

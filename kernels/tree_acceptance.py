@@ -90,7 +90,8 @@ def tree_acceptance(
     """
     batch, rows, _ = target_logits.shape
     outputs = allocate_outputs(batch, rows)
-    for first, count, repeated in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+    for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
+        first, count, repeated = chunk
         partition_ids = first_ids(vocab_size)
         row_number = row_numbers(count, rows)
         tokens = load_row_tokens(draft_tokens, first, count, rows)

@@ -160,7 +160,8 @@ def truncate(arrays, laws, largest, limits, row_scale, first, count, vocab_size)
 def put_values(values, law, limits, row_scale):
     """Writes all but LAW_ROW of the rows' values [1, VALUES, n]; the arguments are `truncate`'s."""
     nisa.tensor_copy(dst=values[:, 0:PARAMETERS], src=limits)
-    for kind, column in ((SCALE, row_scale), (PEAK, law["peak"]), (TOTAL, law["total"])):
+    for pair in ((SCALE, row_scale), (PEAK, law["peak"]), (TOTAL, law["total"])):
+        kind, column = pair
         turned = nl.ndarray((1, column.shape[0]), dtype=nl.float32, buffer=nl.psum)
         nisa.nc_transpose(dst=turned, data=column, engine=nisa.engine.tensor)
         nisa.tensor_copy(dst=values[:, kind], src=turned, engine=nisa.engine.scalar)
