@@ -5,6 +5,8 @@ the next row whose parent is the current node is accepted, or taken out of the n
 parents and siblings in order, so the walk meets them in one ascent; its state (node, path, masses) stays on the chip.
 """
 
+from dataclasses import dataclass
+
 import nki
 import nki.isa as nisa
 import nki.language as nl
@@ -108,26 +110,32 @@ def tree_acceptance(
         path_tokens = floats((1, count, rows))
         ends = floats((1, END_FACTS, count))
         for sequence in range(count):
-            walk(
-                path[:, sequence],
-                path_tokens[:, sequence],
-                ends[:, :, sequence],
-                first + sequence,
-                facts[:, :, sequence],
-                parents[:, sequence],
-                tokens[:, sequence],
-                live[:, sequence],
-                row_number[:, sequence],
-                greedy[:, sequence : sequence + 1],
-                scale[:, sequence : sequence + 1],
-                target_logits,
-                uniforms,
-                draft_law,
-                rule,
-                draft_kind,
-                cut,
-                vocab_size,
+            one = slice(sequence, sequence + 1)
+            tree_walk = Walk(
+                sequence=first + sequence,
+                facts=facts[:, :, sequence],
+                parents=parents[:, sequence],
+                tokens=tokens[:, sequence],
+                live=live[:, sequence],
+                row_number=row_number[:, sequence],
+                greedy=greedy[:, one],
+                scale=scale[:, one],
+                target_logits=target_logits,
+                draft_law=draft_law,
+                rule=rule,
+                draft_kind=draft_kind,
+                cut=cut,
+                vocab_size=vocab_size,
+                path=path[:, sequence],
+                path_tokens=path_tokens[:, sequence],
+                node=constant(0.0),
+                tested=constant(0.0),
+                accepted=constant(0.0),
+                here=floats((1, NODE_FACTS)),
+                tests=None if rule == "greedy" else floats((1, rows)),
+                state=None if rule == "greedy" else node_state(target_logits, draft_law, draft_kind, vocab_size),
             )
+            walk(tree_walk, uniforms, ends[:, :, sequence])
         spoiled = tensor_tensor(active, ends[:, END_SPOILED], nl.multiply)
         best = floats((1, count))
         nisa.tensor_copy(dst=best, src=ends[:, END_BEST])
@@ -152,134 +160,132 @@ def tree_acceptance(
     return outputs
 
 
-def walk(
-    path,
-    path_tokens,
-    end,
-    sequence,
-    facts,
-    parents,
-    tokens,
-    live,
-    row_number,
-    greedy,
-    scale,
-    target_logits,
-    uniforms,
-    draft_law,
-    rule,
-    draft_kind,
-    cut,
-    vocab_size,
-):
-    """One sequence's way from the root.
+@dataclass
+class Walk(nl.NKIObject):
+    """One sequence's tree, and where its walk is: [1, T] a row, [1, 1] else unless said otherwise."""
 
-    Args:
-        path, path_tokens: [1, T], written: the rows kept (the root at 0) and the accepted ids.
-        end: [1, END_FACTS], written.
-        facts: [1, NODE_FACTS, T].
-        parents, tokens, live, row_number: [1, T]; live flags the rows that may be accepted.
-        greedy, scale: [1, 1].
-    """
-    batch, rows, _ = target_logits.shape
-    by_law = rule != "greedy"
-    node, tested, accepted = constant(0.0), constant(0.0), constant(0.0)
-    nisa.memset(dst=path, value=0.0)
-    nisa.memset(dst=path_tokens, value=0.0)
-    here = floats((1, NODE_FACTS))
-    nisa.tensor_copy(dst=here, src=facts[:, :, 0])
-    state = None
+    sequence: int
+    facts: object  # [1, NODE_FACTS, T]
+    parents: object
+    tokens: object
+    live: object  # flags of the rows that may be accepted
+    row_number: object
+    greedy: object
+    scale: object
+    target_logits: object  # in HBM, all sequences'
+    draft_law: object
+    rule: str
+    draft_kind: str
+    cut: bool
+    vocab_size: int
+    path: object  # the rows kept, the root at 0
+    path_tokens: object  # and their ids
+    node: object
+    tested: object  # the last row that was
+    accepted: object
+    here: object  # [1, NODE_FACTS], the node's
+    tests: object  # uniform numbers of the rows; None for greedy walks, which need no law
+    state: object  # as node_state leaves it, likewise
+
+
+def walk(tree, uniforms, end):
+    """One sequence's way from the root; writes `end` [1, END_FACTS]."""
+    rows = tree.row_number.shape[1]
+    by_law = tree.rule != "greedy"
+    nisa.memset(dst=tree.path, value=0.0)
+    nisa.memset(dst=tree.path_tokens, value=0.0)
+    nisa.tensor_copy(dst=tree.here, src=tree.facts[:, :, 0])
     if by_law:
-        state = node_state(target_logits, draft_law, draft_kind, vocab_size)
-        enter_node(
-            state, constant(1.0), node, here, sequence, scale, target_logits, draft_law, draft_kind, cut, vocab_size
-        )
-        tests = floats((1, rows))
-        nisa.memset(dst=tests, value=0.0)
+        enter_node(tree, constant(1.0))
+        nisa.memset(dst=tree.tests, value=0.0)
         if rows > 1:
-            nisa.dma_copy(dst=tests[:, 1:rows], src=uniforms[sequence : sequence + 1, 0 : rows - 1])
+            nisa.dma_copy(dst=tree.tests[:, 1:rows], src=uniforms[tree.sequence : tree.sequence + 1, 0 : rows - 1])
 
-    # The two cores of LNC 2 must take equally many steps: all there can be, unless both walk the one tree there is.
-    stops_early = nl.num_programs(0) == 1 or batch == 1
-    if stops_early:
-        found_child = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-
-    def step(trip):
-        """Tests the next child of the node, if there is one."""
-        children = tensor_scalar(parents, nl.equal, node)
-        nisa.tensor_tensor(dst=children, data1=children, data2=live, op=nl.multiply)
-        candidates = tensor_scalar(row_number, nl.greater, tested, nl.multiply, open_flag(here, greedy, draft_kind))
-        nisa.tensor_tensor(dst=candidates, data1=candidates, data2=children, op=nl.multiply)
-        child = minimum(select(candidates, row_number, float(rows)))
-        found = tensor_scalar(child, nl.less, float(rows))
-        at_child = tensor_scalar(row_number, nl.equal, child)
-        token = chosen_value(tokens, at_child)
-        accept = tensor_tensor(token, here[:, BEST : BEST + 1], nl.equal)
-        if by_law:
-            if rule == "independent":
-                passes = constant(1.0)
-            else:
-                # A token that an earlier sibling had is passed over.
-                before = tensor_scalar(row_number, nl.less, child)
-                nisa.tensor_tensor(dst=before, data1=before, data2=children, op=nl.multiply)
-                same = tensor_scalar(tokens, nl.equal, token)
-                nisa.tensor_tensor(dst=before, data1=before, data2=same, op=nl.multiply)
-                passes = tensor_scalar(total_of(before), nl.equal, 0.0)
-            nisa.tensor_tensor(dst=passes, data1=passes, data2=found, op=nl.multiply)
-            test = law_test(state, token, chosen_value(tests, at_child), draft_kind)
-            nisa.tensor_tensor(dst=test, data1=test, data2=passes, op=nl.multiply)
-            sampled = tensor_scalar(greedy, nl.multiply, -1.0, nl.add, 1.0)
-            rejected = tensor_tensor(passes, test, nl.subtract)
-            nisa.tensor_tensor(dst=rejected, data1=rejected, data2=sampled, op=nl.multiply)
-            take_out(state, token, rejected, rule)
-            accept = select(greedy, accept, test)
-        nisa.tensor_tensor(dst=accept, data1=accept, data2=found, op=nl.multiply)
-
-        nisa.tensor_copy(dst=tested, src=child)
-        nisa.tensor_copy(dst=node, src=select(accept, child, node))
-        put(path_tokens, row_number, accepted, accept, token)
-        nisa.tensor_tensor(dst=accepted, data1=accepted, data2=accept, op=nl.add)
-        put(path, row_number, accepted, accept, child)
-        entered = at_row(facts.expand_dim(2), at_child.expand_dim(1))
-        for fact in range(NODE_FACTS):
-            column = here[:, fact : fact + 1]
-            nisa.tensor_copy(dst=column, src=select(accept, entered[:, fact], column))
-        if by_law:
-            enter_node(
-                state, accept, node, here, sequence, scale, target_logits, draft_law, draft_kind, cut, vocab_size
-            )
-        if stops_early:
-            nisa.tensor_copy(dst=found_child, src=found)
+    found_child = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
 
     def step_while_found(more):
-        step(more)
+        nisa.tensor_copy(dst=found_child, src=step(tree))
         nisa.register_load(more, found_child)
         return more
 
-    if rows > 1:
-        if stops_early:
-            nl.while_loop(nisa.register_alloc(1), step_while_found)
-        else:
-            first_row = nisa.register_alloc(1)
-            nl.fori_loop(first_row, rows, step)
+    def step_anyway(row):
+        step(tree)
 
+    # The two cores of LNC 2 must take equally many steps: all there can be, unless both walk the one tree there is.
+    if rows > 1 and (nl.num_programs(0) == 1 or tree.target_logits.shape[0] == 1):
+        nl.while_loop(nisa.register_alloc(1), step_while_found)
+    elif rows > 1:
+        first_row = nisa.register_alloc(1)
+        nl.fori_loop(first_row, rows, step_anyway)
+
+    node, accepted, here = tree.node, tree.accepted, tree.here
     nisa.tensor_copy(dst=end[:, END_ROW : END_ROW + 1], src=node)
     nisa.tensor_copy(dst=end[:, END_ACCEPTED : END_ACCEPTED + 1], src=accepted)
     nisa.tensor_copy(dst=end[:, END_BEST : END_BEST + 1], src=here[:, BEST : BEST + 1])
     spoiled = tensor_scalar(here[:, TARGET_OK : TARGET_OK + 1], nl.multiply, -1.0, nl.add, 1.0)
     nisa.tensor_copy(dst=end[:, END_SPOILED : END_SPOILED + 1], src=spoiled)
     # Children that could not be tested, for want of a draft law, are why a node may be left.
-    children = tensor_scalar(parents, nl.equal, node)
-    nisa.tensor_tensor(dst=children, data1=children, data2=live, op=nl.multiply)
+    children = tensor_scalar(tree.parents, nl.equal, node)
+    nisa.tensor_tensor(dst=children, data1=children, data2=tree.live, op=nl.multiply)
     barred = tensor_scalar(total_of(children), nl.greater, 0.0)
-    shut = tensor_scalar(open_flag(here, greedy, draft_kind), nl.multiply, -1.0, nl.add, 1.0)
+    shut = tensor_scalar(open_flag(here, tree.greedy, tree.draft_kind), nl.multiply, -1.0, nl.add, 1.0)
     nisa.tensor_tensor(dst=barred, data1=barred, data2=shut, op=nl.multiply)
     nisa.tensor_tensor(dst=end[:, END_INVALID : END_INVALID + 1], data1=spoiled, data2=barred, op=nl.maximum)
     if by_law:
-        masses, groups, _ = state["target"]
+        masses, groups, _ = tree.state["target"]
         laws = [(masses.expand_dim(1), transpose(groups), constant(1.0))]
-        drawn = draw(laws, load_uniforms(uniforms, sequence, 1), vocab_size)
+        drawn = draw(laws, load_uniforms(uniforms, tree.sequence, 1), tree.vocab_size)
         nisa.tensor_copy(dst=end[:, END_DRAWN : END_DRAWN + 1], src=drawn)
+
+
+def step(tree):
+    """Tests the next child of the node, if there is one; returns 1 if there was, else 0."""
+    parents, tokens, live, row_number = tree.parents, tree.tokens, tree.live, tree.row_number
+    node, tested, accepted, here = tree.node, tree.tested, tree.accepted, tree.here
+    greedy, state, tests, rule, draft_kind = tree.greedy, tree.state, tree.tests, tree.rule, tree.draft_kind
+    rows = row_number.shape[1]
+    by_law = rule != "greedy"
+    children = tensor_scalar(parents, nl.equal, node)
+    nisa.tensor_tensor(dst=children, data1=children, data2=live, op=nl.multiply)
+    candidates = tensor_scalar(row_number, nl.greater, tested, nl.multiply, open_flag(here, greedy, draft_kind))
+    nisa.tensor_tensor(dst=candidates, data1=candidates, data2=children, op=nl.multiply)
+    child = minimum(select(candidates, row_number, float(rows)))
+    found = tensor_scalar(child, nl.less, float(rows))
+    at_child = tensor_scalar(row_number, nl.equal, child)
+    token = chosen_value(tokens, at_child)
+    accept = tensor_tensor(token, here[:, BEST : BEST + 1], nl.equal)
+    if by_law:
+        if rule == "independent":
+            passes = constant(1.0)
+        else:
+            # A token that an earlier sibling had is passed over.
+            before = tensor_scalar(row_number, nl.less, child)
+            nisa.tensor_tensor(dst=before, data1=before, data2=children, op=nl.multiply)
+            same = tensor_scalar(tokens, nl.equal, token)
+            nisa.tensor_tensor(dst=before, data1=before, data2=same, op=nl.multiply)
+            passes = tensor_scalar(total_of(before), nl.equal, 0.0)
+        nisa.tensor_tensor(dst=passes, data1=passes, data2=found, op=nl.multiply)
+        test = law_test(state, token, chosen_value(tests, at_child), draft_kind)
+        nisa.tensor_tensor(dst=test, data1=test, data2=passes, op=nl.multiply)
+        sampled = tensor_scalar(greedy, nl.multiply, -1.0, nl.add, 1.0)
+        rejected = tensor_tensor(passes, test, nl.subtract)
+        nisa.tensor_tensor(dst=rejected, data1=rejected, data2=sampled, op=nl.multiply)
+        take_out(state, token, rejected, rule)
+        accept = select(greedy, accept, test)
+    nisa.tensor_tensor(dst=accept, data1=accept, data2=found, op=nl.multiply)
+
+    nisa.tensor_copy(dst=tested, src=child)
+    nisa.tensor_copy(dst=node, src=select(accept, child, node))
+    put(tree.path_tokens, row_number, accepted, accept, token)
+    nisa.tensor_tensor(dst=accepted, data1=accepted, data2=accept, op=nl.add)
+    put(tree.path, row_number, accepted, accept, child)
+    entered = at_row(tree.facts.expand_dim(2), at_child.expand_dim(1))
+    for fact in range(NODE_FACTS):
+        column = here[:, fact : fact + 1]
+        nisa.tensor_copy(dst=column, src=select(accept, entered[:, fact], column))
+    if by_law:
+        enter_node(tree, accept)
+    return found
 
 
 def constant(value):
@@ -336,38 +342,39 @@ def node_state(target_logits, draft_law, draft_kind, vocab_size):
     return state
 
 
-def enter_node(state, flag, node, here, sequence, scale, target_logits, draft_law, draft_kind, cut, vocab_size):
+def enter_node(tree, flag):
     """Where `flag` [1, 1] is set, the masses become those of the node's laws, if it has them; always sums them up."""
-    batch, rows, _ = target_logits.shape
+    here, state = tree.here, tree.state
+    batch, rows, _ = tree.target_logits.shape
     has_target = tensor_tensor(flag, here[:, TARGET_OK : TARGET_OK + 1], nl.multiply)
-    row = tensor_scalar(node, nl.add, float(sequence * rows))
+    row = tensor_scalar(tree.node, nl.add, float(tree.sequence * rows))
     enter(
         state["target"],
         state["target_row"],
-        target_logits,
+        tree.target_logits,
         "logits",
         select(has_target, row, float(batch * rows)),
         has_target,
-        scale,
+        tree.scale,
         here[:, TARGET_PEAK : TARGET_PEAK + 1],
         here[:, TARGET_THRESHOLD : TARGET_THRESHOLD + 1],
-        cut,
-        vocab_size,
+        tree.cut,
+        tree.vocab_size,
     )
-    if draft_kind != "one_hot":
+    if tree.draft_kind != "one_hot":
         has_draft = tensor_tensor(has_target, here[:, DRAFT_OK : DRAFT_OK + 1], nl.multiply)
         enter(
             state["draft"],
             state["draft_row"],
-            draft_law,
-            draft_kind,
+            tree.draft_law,
+            tree.draft_kind,
             select(has_draft, row, float(batch * rows)),
             has_draft,
-            scale,
+            tree.scale,
             here[:, DRAFT_PEAK : DRAFT_PEAK + 1],
             here[:, DRAFT_THRESHOLD : DRAFT_THRESHOLD + 1],
-            cut,
-            vocab_size,
+            tree.cut,
+            tree.vocab_size,
         )
 
 

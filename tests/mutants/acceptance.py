@@ -219,7 +219,7 @@ MUTANTS = [
     Mutant(
         "a rejected sibling leaves the target's law as it was (kernel)",
         TREE_KERNEL,
-        "            take_out(state, token, rejected, rule)\n",
+        "        take_out(state, token, rejected, rule)\n",
         "",
         (TREE,),
     ),
