@@ -57,7 +57,7 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
     ragged = plan_ragged(shape, groups[0][0], operands.shard, slot_cores)
     dense = plan_dense(shape, groups[0][0], operands.shard, slot_cores)
     given = on_every_partition(lengths)
-    constants = constants_of(shape, ragged, groups, operands)
+    constants = constants_of(shape, groups, operands, ragged, None)
     # What needs no length comes before what does.
     walks = []
     for sequence in range(shape.batch):

@@ -79,10 +79,11 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
     num_blocks = operands.value_cache.shape[0]
     laps = checked_lengths(shape, given, blocks, num_blocks)
     numbers = number_all(shape, len(laps), plans)
-    chosen = tile(laps[0].cached.shape)
-    nisa.memset(dst=chosen, value=1.0, engine=nisa.engine.vector)
     if plans[0].dense:
         chosen = long_sequences(plans[0].chunk, laps[0])
+    else:
+        chosen = tile(laps[0].cached.shape)
+        nisa.memset(dst=chosen, value=1.0, engine=nisa.engine.vector)
     room = None
     walks = []
     for plan in plans:
@@ -108,7 +109,11 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
 
 
 def new_walk(shape, plan, cores, groups, operands, runs, room):
-    constants = constants_of(shape, plan.chunk, groups, operands)
+    # Only the pass that ends with a sequence's last run loads slots of it that are not live, if passes are dense.
+    ending = None
+    if plan.dense and runs != None and operands.shard == cores - 1:  # noqa: E711
+        ending = plan.chunk
+    constants = constants_of(shape, groups, operands, ending if plan.dense else plan.chunk, ending)
     states = []
     stationaries = []
     for g in range(len(groups)):
@@ -164,14 +169,19 @@ def own_passes(walk, entry):
 
 
 def fetch_group_keys(walk, g, entry, turn):
-    current = own_passes(walk, late_copy(entry))[turn]
-    if walk.runs != None and g == 0 and not walk.dense:  # noqa: E711
+    skips = walk.runs != None and g == 0 and not walk.dense  # noqa: E711
+    if skips or walk.runs == None:  # noqa: E711
+        entry = late_copy(entry)
+    current = own_passes(walk, entry)[turn]
+    if skips:
         skip_dead(walk.shape, walk.chunk, walk.constants.slot, walk.operands, walk.room, current, turn)
     fetch_pass_keys(walk.shape, walk.chunk, walk.groups[g][0], walk.operands, walk.room, current, turn)
 
 
 def fetch_group_values(walk, g, entry, turn):
-    current = own_passes(walk, late_copy(entry))[turn]
+    if walk.runs == None:  # noqa: E711
+        entry = late_copy(entry)
+    current = own_passes(walk, entry)[turn]
     fetch_pass_values(walk.shape, walk.chunk, walk.groups[g][0], walk.operands, walk.room, current, turn)
 
 
@@ -257,14 +267,9 @@ def attend_group(walk, constants, g, window, entry, next_group, following):
 def scored_keys(walk, constants, rows, passes, turn):
     """Keys of a pass as they are scored."""
     keys = moving_keys(walk.shape, walk.chunk, rows, own_heads(walk.room.keys[turn], rows))
-    if turn == len(passes) - 1 and has_last_run(walk):
+    if turn == len(passes) - 1 and constants.last_run != None:  # noqa: E711
         silence_last_run(walk.chunk, constants.last_run, keys, passes[turn])
     return keys
-
-
-def has_last_run(walk):
-    """Whether this core takes the pass that ends with a sequence's last run, of which some slots may not be live."""
-    return walk.dense and walk.runs != None and walk.operands.shard == walk.cores - 1  # noqa: E711
 
 
 def silence_values(walk, values, passes):
@@ -272,6 +277,6 @@ def silence_values(walk, values, passes):
     if not walk.dense:
         for turn in range(len(passes)):
             silence_pass(walk.shape, slot, values[turn], passes[turn])
-    elif has_last_run(walk):
+    elif walk.constants.last_run != None:  # noqa: E711
         last = walk.chunk.segments - 1
         silence_pass(walk.shape, slot[:, last:], values[len(passes) - 1][last:], passes[len(passes) - 1])

@@ -129,14 +129,17 @@ class Constants(nl.NKIObject):
     """What no pass changes."""
 
     rows: object  # Rows of each row tile of each group
-    slot: object  # [partitions, segments, run] fp32, the number of each slot that a ragged pass loads
+    slot: object  # [partitions, segments, run] fp32, the number of each slot that a pass loads
     window_row: object  # [T, 1] fp32
     inverse_scales: object  # [T, Hkv] fp32, or None
-    last_run: object  # [128, run] fp32, the number of each slot of a pass's last run; None unless paged
+    last_run: object  # [128, run] fp32, the number of each slot of a pass's last run
 
 
-def constants_of(shape, ragged, groups, operands):
-    """Constants for passes of which those like `ragged` load slots that are not live."""
+def constants_of(shape, groups, operands, ragged, ending):
+    """Constants, None where nothing asks for them: a tile that is written and not read is an error.
+
+    Passes like `ragged` load slots that are not live, those like `ending` in their last run only; None if none do.
+    """
     # Has the exponential's table loaded while the Scalar engine has nothing else to do.
     first_exponential = tile((1, 1))
     nisa.memset(dst=first_exponential, value=0.0)
@@ -150,31 +153,35 @@ def constants_of(shape, ragged, groups, operands):
                 row_constants(
                     shape,
                     row_tile,
-                    with_window,
+                    with_window and operands.trees == None,  # noqa: E711
                     operands.sinks if operands.shard == 0 else None,
                     operands.key_scale,
                     operands.value_scale,
                 )
             )
         rows.append(own)
-    slot = tile((ragged.partitions, ragged.segments, ragged.run))
-    nisa.iota(
-        dst=slot,
-        pattern=[[ragged.partitions * ragged.run, ragged.segments], [1, ragged.run]],
-        offset=ragged.first,
-        channel_multiplier=ragged.run,
-    )
-    window_row = tile((shape.window, 1))
-    nisa.iota(dst=window_row, pattern=[[0, 1]], offset=0, channel_multiplier=1)
+    slot = None
+    if ragged != None:  # noqa: E711
+        slot = tile((ragged.partitions, ragged.segments, ragged.run))
+        nisa.iota(
+            dst=slot,
+            pattern=[[ragged.partitions * ragged.run, ragged.segments], [1, ragged.run]],
+            offset=ragged.first,
+            channel_multiplier=ragged.run,
+        )
+    window_row = None
+    if with_window:
+        window_row = tile((shape.window, 1))
+        nisa.iota(dst=window_row, pattern=[[0, 1]], offset=0, channel_multiplier=1)
     inverse_scales = None
-    if operands.value_scale != None:  # noqa: E711
+    if with_window and operands.value_scale != None:  # noqa: E711
         inverse_scales = tile((shape.window, shape.heads))
         nisa.dma_copy(dst=inverse_scales, src=operands.value_scale.ap(pattern=[[0, shape.window], [1, shape.heads]]))
         nisa.reciprocal(dst=inverse_scales, data=inverse_scales)
     last_run = None
-    if shape.block_size > 0:
-        last_run = tile((PARTITIONS, ragged.run))
-        nisa.iota(dst=last_run, pattern=[[1, ragged.run]], offset=ragged.slots - ragged.run, channel_multiplier=0)
+    if ending != None:  # noqa: E711
+        last_run = tile((PARTITIONS, ending.run))
+        nisa.iota(dst=last_run, pattern=[[1, ending.run]], offset=ending.slots - ending.run, channel_multiplier=0)
     return Constants(rows, slot, window_row, inverse_scales, last_run)
 
 

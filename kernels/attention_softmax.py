@@ -286,12 +286,6 @@ def score_step(shape, chunk, rows, constants, stationary, keys, bounds, window, 
         earlier: [count, 1], minus the maximum so far.
     """
     scale = shape.scale if shape.softcap == 0.0 else shape.softcap
-    cache_scale = scale
-    minus_cache_scale = -scale
-    if constants.key_scale != None and shape.softcap == 0.0:  # noqa: E711
-        cache_scale = constants.key_scale
-        minus_cache_scale = tile((rows.count, 1))
-        nisa.tensor_scalar(dst=minus_cache_scale, data=cache_scale, op0=nl.multiply, operand0=-1.0)
     window_part = None
     raised = earlier
     if len(window) > 0:
@@ -316,6 +310,12 @@ def score_step(shape, chunk, rows, constants, stationary, keys, bounds, window, 
                 reduce_res=maxima[:, i : i + 1],
                 range_start=chunk.first + spans[i].first,
             )
+        cache_scale = scale
+        minus_cache_scale = -scale
+        if constants.key_scale != None and shape.softcap == 0.0:  # noqa: E711
+            cache_scale = constants.key_scale
+            minus_cache_scale = tile((rows.count, 1))
+            nisa.tensor_scalar(dst=minus_cache_scale, data=cache_scale, op0=nl.multiply, operand0=-1.0)
         raised = raised_maximum(maxima, minus_cache_scale, raised)
         pass_part = (scores, cache_scale)
     return Step(pass_part, window_part, earlier, over_streams(rows, raised, nl.minimum, nisa.engine.vector))

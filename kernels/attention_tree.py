@@ -7,6 +7,12 @@ from .attention_loads import repeat
 from .attention_plan import psum, tile
 
 
+def tree_matters(shape, with_window):
+    """Whether rows of this core see by the tree: the window, if it is this core's, or slots, by positions that follow
+    depth."""
+    return with_window or shape.sliding_window > 0 or shape.positioned
+
+
 def ancestor_table(shape, parents):
     """[trees, T, T + 1] fp32 in HBM: 1 where row t sees row j, itself or an ancestor, else 0; then row t's depth.
 
@@ -49,15 +55,20 @@ def write_ancestors(shape, parents, table, column, row, tree):
     nisa.tensor_copy(dst=transposed, src=staged)
     steps = 1
     while steps < window - 1:
+        # The transposed square is needed for another step, and for the depths.
+        factors = [(transposed, reaches)]
+        if 2 * steps < window - 1 or shape.sliding_window > 0:
+            factors.append((reaches, transposed))
         squares = []
-        for pair in ((transposed, reaches), (reaches, transposed)):
+        for pair in factors:
             stationary, moving = pair
             product = psum(size)
             clipped = tile(size, nl.bfloat16)
             nisa.nc_matmul(dst=product, stationary=stationary, moving=moving, accumulate=False)
             nisa.activation(dst=clipped, op=nl.sign, data=product)
             squares.append(clipped)
-        reaches, transposed = squares
+        reaches = squares[0]
+        transposed = squares[len(squares) - 1]
         steps *= 2
 
     entry = tile((window, window + 1))

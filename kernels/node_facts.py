@@ -93,7 +93,7 @@ def fetch_rows(facts, row):
 
 
 def row_masses(row, facts, has_law, scale, logits, cut, vocab_size):
-    """exp((x - peak) / T) of the ids that stay, [128, B, size], and their sums over the lanes, [B, 128].
+    """exp((x - peak) / T) of the ids that stay, [128, B, size].
 
     Rows without a law get masses that mean nothing, but are finite: sequences meet in one product.
 
@@ -111,7 +111,6 @@ def row_masses(row, facts, has_law, scale, logits, cut, vocab_size):
     on_lanes = spread(transpose(values.reshape((1, 3 * count))))
     index = to_int(select(has_law, row, float(logits.size // logits.shape[len(logits.shape) - 1])))
     masses = floats((NUM_GROUPS, count, size))
-    sums = floats((NUM_GROUPS, count))
     for sequence in range(count):
         tile = nl.ndarray((NUM_GROUPS, size), dtype=logits.dtype, buffer=nl.sbuf)
         nisa.memset(dst=tile, value=FILL)
@@ -125,5 +124,11 @@ def row_masses(row, facts, has_law, scale, logits, cut, vocab_size):
             bias=on_lanes[:, count + sequence : count + sequence + 1],
             scale=on_lanes[:, sequence : sequence + 1],
         )
+    return masses
+
+
+def lane_sums(masses):
+    """Sums of masses [128, B, size] over each lane, [B, 128]."""
+    sums = floats(masses.shape[0:2])
     nisa.tensor_reduce(dst=sums, op=nl.add, data=masses, axis=2)
-    return masses, transpose(sums)
+    return transpose(sums)

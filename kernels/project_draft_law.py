@@ -72,29 +72,32 @@ def processed_laws(draft_logits, empty, temperature, top_k, top_p, min_p, cut):
     most = max(1, min(MASS_ROWS, MASS_BYTES // (4 * group_size(draft_size))))
     for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
         first, count, repeated = chunk
-        partition_ids = first_ids(draft_size)
-        _, _, _, _, scale, limits = load_parameters(
-            empty, temperature, top_k, top_p, min_p, first, count, rows, cut, draft_size
-        )
-        found = node_columns(first, count, draft_logits, None, "one_hot", draft_size, scale, limits, partition_ids)
-        facts = to_rows(found)
-        row_scale = floats((1, count, rows))
-        nisa.tensor_copy(dst=row_scale, src=over_rows(scale, rows))
-        row_scale = row_scale.reshape((1, count * rows))
-        for low in range(repeated * rows, count * rows, most):
-            high = min(low + most, count * rows)
-            here = facts[:, :, low:high]
-            has_law = here[:, TARGET_OK]
-            index = floats((1, high - low))
-            nisa.iota(dst=index, pattern=[[1, high - low]], offset=first * rows + low, channel_multiplier=0)
-            masses, _ = row_masses(index, here, has_law, row_scale[:, low:high], draft_logits, cut, draft_size)
-            weight = floats((1, high - low))
-            nisa.reciprocal(dst=weight, data=select(has_law, here[:, TARGET_TOTAL], 1.0))
-            weights = spread(transpose(select(has_law, weight, float("NaN"))))
-            for row in range(low, high):
-                law = masses[:, row - low]
-                nisa.tensor_scalar(dst=law, data=law, op0=nl.multiply, operand0=weights[:, row - low : row - low + 1])
-                store_row(laws, first * rows + row, law, draft_size)
+        if repeated < count:
+            partition_ids = first_ids(draft_size)
+            _, _, _, _, scale, limits = load_parameters(
+                empty, temperature, top_k, top_p, min_p, first, count, rows, cut, draft_size
+            )
+            found = node_columns(first, count, draft_logits, None, "one_hot", draft_size, scale, limits, partition_ids)
+            facts = to_rows(found)
+            row_scale = floats((1, count, rows))
+            nisa.tensor_copy(dst=row_scale, src=over_rows(scale, rows))
+            row_scale = row_scale.reshape((1, count * rows))
+            for low in range(repeated * rows, count * rows, most):
+                high = min(low + most, count * rows)
+                here = facts[:, :, low:high]
+                has_law = here[:, TARGET_OK]
+                index = floats((1, high - low))
+                nisa.iota(dst=index, pattern=[[1, high - low]], offset=first * rows + low, channel_multiplier=0)
+                masses = row_masses(index, here, has_law, row_scale[:, low:high], draft_logits, cut, draft_size)
+                weight = floats((1, high - low))
+                nisa.reciprocal(dst=weight, data=select(has_law, here[:, TARGET_TOTAL], 1.0))
+                weights = spread(transpose(select(has_law, weight, float("NaN"))))
+                for row in range(low, high):
+                    law = masses[:, row - low]
+                    nisa.tensor_scalar(
+                        dst=law, data=law, op0=nl.multiply, operand0=weights[:, row - low : row - low + 1]
+                    )
+                    store_row(laws, first * rows + row, law, draft_size)
     if nl.num_programs(0) > 1:
         nisa.core_barrier(data=laws, cores=(0, 1))
     return laws

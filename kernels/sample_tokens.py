@@ -6,7 +6,7 @@ import nki.language as nl
 
 from .chain import row_index, select, sequence_chunks, store_int
 from .draw import draw, load_uniforms
-from .node_facts import BEST, TARGET_OK, TARGET_PEAK, TARGET_THRESHOLD, TARGET_TOTAL, node_facts, row_masses
+from .node_facts import BEST, TARGET_OK, TARGET_PEAK, TARGET_THRESHOLD, TARGET_TOTAL, lane_sums, node_facts, row_masses
 from .row_facts import load_parameters
 from .statistics import entry_at, kept_mass, replace_spoiled
 from .vocabulary import (
@@ -58,7 +58,8 @@ def sample_tokens(logits, uniforms, empty, temperature, top_k, top_p, min_p, cut
         has_law = tensor_tensor(active, facts[:, TARGET_OK], nl.multiply)
         none = floats((1, count))
         nisa.memset(dst=none, value=0.0)
-        masses, groups = row_masses(row_index(none, first, 1), facts, has_law, scale, logits, cut, vocab_size)
+        masses = row_masses(row_index(none, first, 1), facts, has_law, scale, logits, cut, vocab_size)
+        groups = lane_sums(masses)
         always = floats((count, 1))
         nisa.memset(dst=always, value=1.0)
         drawn = transpose(draw([(masses, groups, always)], load_uniforms(uniforms, first, count), vocab_size))

@@ -17,7 +17,17 @@ from .chain import (
     to_rows,
 )
 from .draw import draw, load_uniforms
-from .node_facts import BEST, NODE_FACTS, TARGET_OK, TARGET_PEAK, TARGET_THRESHOLD, TARGET_TOTAL, fetch_rows, row_masses
+from .node_facts import (
+    BEST,
+    NODE_FACTS,
+    TARGET_OK,
+    TARGET_PEAK,
+    TARGET_THRESHOLD,
+    TARGET_TOTAL,
+    fetch_rows,
+    lane_sums,
+    row_masses,
+)
 from .row_facts import load_parameters
 from .statistics import entry_at, first_of_largest, lane_best, replace_spoiled, row_tiles
 from .tree import load_parents, load_row_tokens, require_tree
@@ -99,7 +109,8 @@ def typical_acceptance(
         last = at_row(facts, tensor_tensor(row_number, over_rows(last_row, rows), nl.equal))
         has_law = tensor_tensor(active, last[:, TARGET_OK], nl.multiply)
         index = row_index(last_row, first * rows, rows)
-        masses, groups = row_masses(index, last, has_law, scale, target_logits, False, vocab_size)
+        masses = row_masses(index, last, has_law, scale, target_logits, False, vocab_size)
+        groups = lane_sums(masses)
         always = floats((count, 1))
         nisa.memset(dst=always, value=1.0)
         drawn = transpose(draw([(masses, groups, always)], load_uniforms(uniforms, first, count), vocab_size))

@@ -9,7 +9,7 @@ from .attention_many import attend_many
 from .attention_output import log_sum_exp
 from .attention_passes import MOST_STREAMS, Operands, plan_dense
 from .attention_plan import Shape, plan_rows
-from .attention_tree import ancestor_table
+from .attention_tree import ancestor_table, tree_matters
 from .merge_attention import merge_all
 
 MOST_UNROLLED = 8  # row tiles times sequences
@@ -113,7 +113,7 @@ def verify_attention(
         sums = nl.ndarray((shards, 2, batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
 
     table = None
-    if parents != None:  # noqa: E711
+    if parents != None and tree_matters(shape, key != None and shard == 0):  # noqa: E711
         table = ancestor_table(shape, parents)
     operands = Operands(
         query,
