@@ -12,7 +12,7 @@ from .instruction import Refusal, instruction
 from .launch import NKIObject
 from .opaque import Opaque
 from .operators import OPERATORS, Operator
-from .rules import QUADRANT
+from .rules import PSUM_ALIGN, QUADRANT
 from .tensor import PARTITIONS, NkiTensor
 from .views import DynamicSlice
 
@@ -29,7 +29,7 @@ class _TileSize:
     gemm_stationary_fmax = 128
     gemm_moving_fmax = 512
     bn_stats_fmax = 512
-    psum_min_align = 4
+    psum_min_align = PSUM_ALIGN
     sbuf_min_align = capacity.SBUF_ALIGN
     sbuf_fmax_bytes = total_available_sbuf_size = capacity.SBUF_BYTES
     sbuf_fmax = capacity.SBUF_BYTES // 4

@@ -168,6 +168,9 @@ class _Function:
                         "python-subset",
                         "a nested def is the body of a runtime loop, at the top of its function",
                     )
+        for call in calls(self.function):
+            if dotted(call.func) in self.bodies:
+                yield call, "python-subset", "the body of a runtime loop is no function to call"
         yield from self._indirect_order()
 
     def _node(self, node: ast.AST) -> Check:

@@ -55,6 +55,7 @@ METHODS = set(
 )
 OTHER_BUILTINS = {name for name in dir(builtins) if name[0].islower()} - BUILTINS
 OTHER_METHODS = {name for kind in (list, dict, str, set) for name in dir(kind) if name[0] != "_"} - METHODS
+FLOAT_NAMES = {"NaN", "inf", "-inf"}
 CLASS_BASES = {"NKIObject", "Enum", "IntEnum", "NamedTuple"}
 DECORATORS = {"staticmethod", "dataclass", "dataclasses.dataclass", "nki.jit"}
 
@@ -77,6 +78,8 @@ def _operators(node: ast.AST) -> list[ast.AST]:
 def _expression(node: ast.AST, known: dict[str, int], functions: set[str]) -> Check:
     if isinstance(node, ast.FormattedValue) and node.format_spec:
         yield node, "a format specification is not part of the kernel language"
+    if isinstance(node, ast.For) and not isinstance(node.target, ast.Name):
+        yield node, "the target of a loop is one name; unpack it inside"
     if isinstance(node, (ast.For, ast.While)) and node.orelse:
         yield node, "else after a loop is not part of the kernel language"
     if isinstance(node, ast.Assign) and len(node.targets) > 1:
@@ -98,6 +101,11 @@ def _expression(node: ast.AST, known: dict[str, int], functions: set[str]) -> Ch
     if isinstance(node, ast.Call):
         if any(keyword.arg is None for keyword in node.keywords):
             yield node, "** in a call is not part of the kernel language"
+        if dotted(node.func) in ("min", "max") and len(node.args) > 2:
+            yield node, "min and max take two values, or one list or tuple"
+        name = getattr(node.args[0], "value", None) if dotted(node.func) == "float" and node.args else None
+        if isinstance(name, str) and name not in FLOAT_NAMES:
+            yield node, f"float() knows {', '.join(sorted(FLOAT_NAMES))} by name only"
         if isinstance(node.func, ast.Name) and node.func.id in OTHER_BUILTINS - functions:
             yield node, f"builtin {node.func.id} is not part of the kernel language"
         if isinstance(node.func, ast.Attribute) and last(node.func) in OTHER_METHODS and not is_api(node.func):

@@ -4,7 +4,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from .tiles import assert_same_bits, bf16, fp8, nisa, nl, normal, rng, run
+from draft_verify.reference import emulator
+
+from .tiles import assert_same_bits, bf16, fp8, kernel_of, nisa, nl, normal, rng, run
 
 
 def matmul(dst, stationary, moving, **options):
@@ -114,3 +116,20 @@ def test_the_vector_engine_transposes_up_to_32_by_32():
     values = rng().integers(0, 2**32, (32, 20), np.uint32)
     result = run(lambda dst, data: nisa.nc_transpose(dst=dst, data=data), values, out=((20, 32), nl.uint32))
     np.testing.assert_array_equal(result, values.T)
+
+
+@pytest.mark.parametrize("rows, noted", [(6, False), (7, True)])
+def test_a_transpose_to_an_address_in_psum_off_four_bytes_is_noted(rows, noted):
+    """Two transposes of bf16 side by side: the second one begins after 2 * rows bytes."""
+    data = normal(rows, 16, dtype=bf16)
+
+    def emit(dst, tile):
+        turned = nl.ndarray((16, 2, rows), dtype=nl.bfloat16, buffer=nl.psum)
+        for copy in range(2):
+            nisa.nc_transpose(dst=turned[:, copy, :], data=tile, engine=nisa.engine.tensor)
+        nisa.tensor_copy(dst=dst, src=turned[:, 1, :])
+
+    kernel = kernel_of(emit, ((16, rows), nl.bfloat16))
+    notes = emulator.trace(kernel, data, strict=False).notes
+    assert any("no multiple of 4 bytes" in note for note in notes) == noted
+    assert_same_bits(emulator.simulate(kernel, strict=False)(data), data.T)
