@@ -28,6 +28,7 @@ from .attention_softmax import (
     window_mask,
     with_tree,
 )
+from .attention_tree import tree_matters
 
 LONGEST = 4096  # slots of a pass on one core: its fixed cost is then small beside its loads
 SBUF_FOR_PASSES = 160 * 1024  # bytes a partition, of 208 KiB
@@ -187,7 +188,7 @@ def constants_of(shape, groups, operands, ragged, ending):
 
 def own_constants(shape, groups, operands, constants, current):
     """Constants for the sequence of a pass, which may have a tree of its own."""
-    if operands.trees == None:  # noqa: E711
+    if operands.trees == None or not tree_matters(shape, has_window(operands)):  # noqa: E711
         return constants
     rows = []
     for g in range(len(groups)):

@@ -113,7 +113,7 @@ def verify_attention(
         sums = nl.ndarray((shards, 2, batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
 
     table = None
-    if parents != None and tree_matters(shape, key != None and shard == 0):  # noqa: E711
+    if parents != None and tree_matters(shape, key != None):  # noqa: E711
         table = ancestor_table(shape, parents)
     operands = Operands(
         query,

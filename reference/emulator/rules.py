@@ -23,7 +23,7 @@ MAX_FREE_DIMS = 4
 MAX_COUNT = 65_535
 MAX_STRIDE = 32_767
 PSUM_BANK_BYTES = int(trn2.psum_bank_bytes)
-PSUM_ALIGN = 4  # UNVERIFIED: nl.tile_size.psum_min_align has no documented value; nki-library pads to this
+PSUM_ALIGN = 4  # UNVERIFIED: nl.tile_size.psum_min_align has no documented value; nki-library pads transposes to this
 INT32 = (-(2**31), 2**31 - 1)
 
 
@@ -53,7 +53,8 @@ def compute_operands(call: Call) -> None:
                 "only a transpose or memset writes a dtype narrower than 4 bytes into PSUM (BIR311)",
                 **{f"{name}.dtype": tensor.dtype},
             )
-        if tensor.is_psum and tensor.offset % tensor.partition_elements * tensor.itemsize % PSUM_ALIGN:
+        byte = tensor.offset % tensor.partition_elements * tensor.itemsize
+        if access == "write" and tensor.is_psum and byte % PSUM_ALIGN:
             call.note(f"{name} begins at an address in PSUM that is no multiple of {PSUM_ALIGN} bytes (psum_min_align)")
         _partitions(name, tensor)
         _access_pattern(name, tensor)
