@@ -106,7 +106,7 @@ def divide(numerator, divisor):
     whole = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     divisors = constant(shape, divisor)
 
-    nisa.tensor_copy(dst=value, src=numerator)
+    nisa.tensor_copy(dst=value, src=numerator, engine=nisa.engine.scalar)
     nisa.tensor_scalar(dst=quotient, data=value, op0=nl.multiply, operand0=1.0 / divisor)
     nisa.tensor_tensor(dst=whole, data1=quotient, data2=divisors, op=nl.multiply)
     nisa.tensor_tensor(dst=remainder, data1=numerator, data2=whole, op=nl.subtract)
@@ -123,16 +123,16 @@ def divide(numerator, divisor):
     return quotient, remainder
 
 
-def kept_rows(num_accepted, outside):
-    """Flags [B, T] fp32: 1 where entry t of the path is a row to keep, 0 everywhere else.
+def kept_rows(num_accepted, outside, entry):
+    """Flags [B, T] fp32: 1 where entry t of the path is a row to keep, 0 everywhere else; `entry` is row_numbers'.
 
     A sequence keeps nothing if num_accepted [B, 1] is T or more, or if `outside` [B, T] flags one of its kept rows.
     """
     batch, window = outside.shape
     accepted = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
     kept = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=accepted, src=num_accepted)
-    nisa.tensor_scalar(dst=kept, data=row_numbers(batch, window), op0=nl.less_equal, operand0=accepted)
+    nisa.tensor_copy(dst=accepted, src=num_accepted, engine=nisa.engine.scalar)
+    nisa.tensor_scalar(dst=kept, data=entry, op0=nl.less_equal, operand0=accepted)
 
     wrong = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     good = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -162,7 +162,7 @@ def flag_path(flags, path):
         nisa.tensor_tensor(dst=flags[:, 1:window], data1=flags[:, 1:window], data2=falls, op=nl.add)
 
 
-def last_rows(kept, num_accepted, slots):
+def last_rows(kept, num_accepted, slots, entry):
     """Of more kept rows [B, T] than a ring has slots, only the last: two rows must never go to one slot."""
     batch, window = kept.shape
     if window <= slots:
@@ -170,7 +170,7 @@ def last_rows(kept, num_accepted, slots):
     oldest = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
     recent = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=oldest, data=num_accepted, op0=nl.subtract, operand0=float(slots))
-    nisa.tensor_scalar(dst=recent, data=row_numbers(batch, window), op0=nl.greater, operand0=oldest)
+    nisa.tensor_scalar(dst=recent, data=entry, op0=nl.greater, operand0=oldest)
     nisa.tensor_tensor(dst=recent, data1=recent, data2=kept, op=nl.multiply)
     return recent
 

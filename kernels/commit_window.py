@@ -85,14 +85,15 @@ def commit(moves, lengths, cache_layout, chain, ring):
 
     seq_len = load_lengths(seq_lens)
     accepted = load_lengths(num_accepted)
-    row = row_numbers(batch, rows)
+    entry = row_numbers(batch, rows)
+    row = entry
     slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, ring)
     if not chain:
         row = load_path(path)
         flag_path(outside, row)
-    kept = kept_rows(accepted, outside)
+    kept = kept_rows(accepted, outside, entry)
     if ring:
-        kept = last_rows(kept, accepted, slots)
+        kept = last_rows(kept, accepted, slots, entry)
     most = min(rows, slots)
     unit = run_unit(cache, cache_layout, block_table, ring)
     whole = not (ring and rows > slots)  # kept rows start with row 0

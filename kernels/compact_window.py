@@ -85,7 +85,7 @@ def compact(moves, lengths, cache_layout, scrub, ring):
     last = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=last, src=load_lengths(draft_lens))
     flag(wrong, paths, nl.greater, last)
-    kept = kept_rows(accepted, wrong)
+    kept = kept_rows(accepted, wrong, rows)
 
     moved = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=moved, data1=paths, data2=rows, op=nl.not_equal)
