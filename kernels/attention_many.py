@@ -69,7 +69,11 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
 
     `heads`: (first, one past the last) that are this core's.
     """
-    plans = plan_items(shape, plan_rows(shape, heads[0], heads[1], MOST_STREAMS)[0][0], slot_cores)
+    groups = plan_rows(shape, heads[0], heads[1], MOST_STREAMS)
+    row_tiles = 0
+    for group in groups:
+        row_tiles += len(group)
+    plans = plan_items(shape, groups[0][0], row_tiles, slot_cores)
     given = on_every_partition(lengths)
     blocks = None
     runs = None

@@ -34,6 +34,7 @@ LONGEST = 4096  # slots of a pass on one core: its fixed cost is then small besi
 SBUF_FOR_PASSES = 160 * 1024  # bytes a partition, of 208 KiB
 MOST_STREAMS = 4
 MOST_TOGETHER = 2  # passes of an item of a work list, on one core
+UNROLLED_SLOTS = 8 * LONGEST  # of all row tiles of a pass: what loops unroll stays below 20,000 instructions
 RAGGED = 2048  # slots of a pass, or an item, that may load some that are not live
 
 
@@ -81,10 +82,12 @@ class Plan(nl.NKIObject):
     dense: bool  # no pass loads a slot that is not live, but for the rest of a last run
 
 
-def plan_items(shape, rows, cores):
+def plan_items(shape, rows, row_tiles, cores):
     """Plans for sequences of at least a dense pass, if there is one, and for all others; for row tiles like `rows`."""
     most = MOST_TOGETHER * cores
     longest = longest_pass(shape, rows, MOST_TOGETHER)
+    while row_tiles * longest > UNROLLED_SLOTS:
+        longest //= 2
     many_slots = shape.slots >= 2 * RAGGED and not shape.ring
     dense = None
     if shape.block_size == 0:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_verify import checks, loader
+from draft_verify.bench.programs import instead_of_running
 from draft_verify.reference import emulator
 from draft_verify.reference.verify_attention import path_to
 from draft_verify.verify_attention import verify_attention
@@ -467,3 +468,37 @@ def test_without_lse_the_output_alone_comes_back():
     arrays = (case.query, case.key, case.value, case.key_cache, case.value_cache, case.seq_lens)
     output = verify_attention(*arrays, backend=BACKEND, **case.options)
     np.testing.assert_array_equal(output, case.run()[0])
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"batch": 64, "heads": 1, "query_heads": 8, "rows": 64, "slots": 4096},
+        {"batch": 64, "heads": 8, "query_heads": 64, "rows": 8, "slots": 2048},
+        {"batch": 4, "heads": 8, "query_heads": 64, "rows": 64, "slots": 8192},
+        {"batch": 1, "heads": 1, "query_heads": 8, "rows": 8, "slots": 131_072},
+    ],
+    ids=str,
+)
+@pytest.mark.skipif(BACKEND != "emulator", reason="traces without running")
+def test_the_largest_shapes_make_programs_within_the_limits(sizes):
+    """Tracing refuses what needs more instructions, SBUF or PSUM than there are."""
+    batch, heads, rows, slots = sizes["batch"], sizes["heads"], sizes["rows"], sizes["slots"]
+
+    def zeros(*shape):
+        return np.broadcast_to(np.zeros((), BFLOAT16), shape)
+
+    programs = []
+    with instead_of_running(programs):
+        verify_attention(
+            zeros(batch, sizes["query_heads"], rows, 128),
+            zeros(batch, heads, rows, 128),
+            zeros(batch, heads, rows, 128),
+            zeros(batch, heads, 128, slots),
+            zeros(batch, heads, slots, 128),
+            np.full(batch, slots - rows, np.int32),
+            cache_layout="BHDS",
+            backend="emulator",
+            lnc=1,
+        )
+    assert len(programs) == 1
