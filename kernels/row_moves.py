@@ -65,7 +65,7 @@ def take_turns(moves, source_layout, target_layout, kinds):
             if target.dtype != buffer.dtype:
                 buffer = to_float8(buffer, heads, scales, layer, tile)
             if source_layout != target_layout and size > 1:
-                buffer = reordered(buffer, heads, size, source_layout, target_layout)
+                buffer = reordered(buffer, heads, size, source_layout, target_layout, turn)
             rows = at_rows(target, target_layout, index, heads, size, parts)
             nisa.dma_copy(dst=rows, src=buffer.reshape(rows.shape), oob_mode=nisa.oob_mode.skip)
 
@@ -151,8 +151,8 @@ def zeros(shape, dtype, turn):
     return buffer
 
 
-def reordered(buffer, heads, size, source_layout, target_layout):
-    """Runs in the order of a window, heads by rows by elements, in that of a cache, or back."""
+def reordered(buffer, heads, size, source_layout, target_layout, turn):
+    """Runs in the order of a window, heads by rows by elements, in that of a cache, or back; two engines take turns."""
     to_cache = source_layout == "BHSD"
     cache_layout = target_layout if to_cache else source_layout
     count = buffer.shape[0]
@@ -167,7 +167,7 @@ def reordered(buffer, heads, size, source_layout, target_layout):
         outer, inner = (size, elements) if to_cache else (elements, size)
         view = buffer.reshape((count, heads, outer, inner)).permute((0, 1, 3, 2))
     result = nl.ndarray(view.shape, dtype=buffer.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=result, src=view)
+    nisa.tensor_copy(dst=result, src=view, engine=nisa.engine.scalar if turn % 2 == 0 else nisa.engine.vector)
     return result
 
 
