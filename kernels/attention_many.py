@@ -23,7 +23,7 @@ from .attention_passes import (
     silence_pass,
     silenced_window,
 )
-from .attention_plan import plan_rows, tile
+from .attention_plan import count_row_tiles, plan_rows, tile
 from .attention_room import (
     clear_room,
     fetch_all_places,
@@ -70,10 +70,7 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
     `heads`: (first, one past the last) that are this core's.
     """
     groups = plan_rows(shape, heads[0], heads[1], MOST_STREAMS)
-    row_tiles = 0
-    for group in groups:
-        row_tiles += len(group)
-    plans = plan_items(shape, groups[0][0], row_tiles, slot_cores)
+    plans = plan_items(shape, groups[0][0], count_row_tiles(groups), slot_cores)
     given = on_every_partition(lengths)
     blocks = None
     runs = None

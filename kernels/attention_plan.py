@@ -116,6 +116,13 @@ def plan_rows(shape, first_head, last_head, most_streams):
     return groups
 
 
+def count_row_tiles(groups):
+    count = 0
+    for group in groups:
+        count += len(group)
+    return count
+
+
 def plan_chunk(slots, longest, streams, core, cores):
     """Passes of at most `longest` slots a core over a cache of `slots`."""
     share = min(slots // cores, longest)

@@ -8,7 +8,7 @@ from .attention_few import attend_few
 from .attention_many import attend_many
 from .attention_output import log_sum_exp
 from .attention_passes import MOST_STREAMS, Operands, plan_dense
-from .attention_plan import Shape, plan_rows
+from .attention_plan import Shape, count_row_tiles, plan_rows
 from .attention_tree import ancestor_table, tree_matters
 from .merge_attention import merge_all
 
@@ -97,10 +97,7 @@ def verify_attention(
     groups = plan_rows(shape, first_head, last_head, 1)
     if plan_dense(shape, groups[0][0], shard, slot_cores) != None:  # noqa: E711
         groups = plan_rows(shape, first_head, last_head, MOST_STREAMS)
-    row_tiles = 0
-    for group in groups:
-        row_tiles += len(group)
-    few = block_table == None and batch * row_tiles <= MOST_UNROLLED  # noqa: E711
+    few = block_table == None and batch * count_row_tiles(groups) <= MOST_UNROLLED  # noqa: E711
 
     # Many sequences leave HBM what each core saw.
     shards = 1 if few else slot_cores
