@@ -14,10 +14,9 @@ import torch.distributed as dist
 
 from draft_verify.acceptance_stats import AcceptanceStats
 from draft_verify.combine_shards import combine_shards, shard_cuts, shard_draws, shard_statistics, shard_weights
-from draft_verify.mask_logits import mask_logits
 from draft_verify.merge_attention import merge_attention
 from draft_verify.parameters import draft_law
-from draft_verify.project_draft_law import project_draft_law
+from draft_verify.project_draft_law import over_target_ids
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.verify_attention import verify_attention
 
@@ -136,20 +135,18 @@ def vocabulary_parallel_sampling(
     limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     if draft_tokens.shape[1] == 0:
         draft_logits = draft_probs = target_to_draft = None
-    if target_to_draft is not None:
-        draft_probs = project_draft_law(
-            target_to_draft,
-            draft_logits=draft_logits,
-            draft_probs=draft_probs,
-            temperature=temperature,
-            **limits,
-            **where,
-        )
-        draft_logits = None
-    if allowed_mask is not None:
-        target_logits = mask_logits(target_logits, allowed_mask, **where)
-        if draft_logits is not None:
-            draft_logits = mask_logits(draft_logits, allowed_mask[:, :-1], **where)
+    target_logits, draft_logits, draft_probs = over_target_ids(
+        target_logits,
+        draft_logits,
+        draft_probs,
+        None,
+        target_to_draft,
+        allowed_mask,
+        target_logits.shape[2],
+        temperature=temperature,
+        **limits,
+        **where,
+    )
     shard = {
         "shard": dist.get_rank(group),
         "vocab_size": vocab_size,

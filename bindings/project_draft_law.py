@@ -7,6 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import TRACING, launch_by_rows
+from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import draft_law, per_sequence, truncation
 from draft_verify.reference.project_draft_law import invert_draft_to_target as inverse
 from draft_verify.reference.project_draft_law import project_draft_law as reference
@@ -100,13 +101,41 @@ def project_draft_law(
     )[0]
 
 
-def onto_target(draft_to_target: Any, target_to_draft: Any, vocab_size: int, **law: Any) -> Any:
-    """`project_draft_law` by either map, for the rules; `law` is its other arguments, with the backend resolved."""
-    if target_to_draft is None:
-        if law["backend"] == TRACING:  # no values to invert the map by, and the shapes are checked
-            return None
+def over_target_ids(
+    target_logits: Any,
+    draft_logits: Any,
+    draft_probs: Any,
+    draft_to_target: Any,
+    target_to_draft: Any,
+    allowed_mask: Any,
+    vocab_size: int,
+    *,
+    backend: str,
+    lnc: int | None,
+    **parameters: Any,
+) -> tuple[Any, Any, Any]:
+    """(target_logits, draft_logits, draft_probs) as the kernels of the rules take them: over target ids, those not
+    allowed at -inf. The first rows of the mask are the draft's; `backend` is resolved where there is `draft_to_target`.
+    """
+    if draft_to_target is not None and backend != TRACING:  # which has no values to invert the map by
         expected = "target_to_draft, the map as `invert_draft_to_target` gives it, made once"
-        checks.expect(law["backend"] != "device", "draft_to_target", "a tensor on a device", expected)
+        checks.expect(backend != "device", "draft_to_target", "a tensor on a device", expected)
         target_to_draft = invert_draft_to_target(draft_to_target, vocab_size)
-    given = law["draft_probs"] if law["draft_logits"] is None else law["draft_logits"]
-    return project_draft_law(target_to_draft, **law) if given.shape[1] > 0 else given
+    if draft_to_target is not None or target_to_draft is not None:
+        given = draft_probs if draft_logits is None else draft_logits
+        if target_to_draft is not None and given.shape[1] > 0:
+            given = project_draft_law(
+                target_to_draft,
+                draft_logits=draft_logits,
+                draft_probs=draft_probs,
+                backend=backend,
+                lnc=lnc,
+                **parameters,
+            )
+        draft_logits, draft_probs = None, given
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
+        if draft_logits is not None and draft_logits.shape[1] > 0:
+            own_mask = allowed_mask[:, : draft_logits.shape[1]]
+            draft_logits = mask_logits(draft_logits, own_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
+    return target_logits, draft_logits, draft_probs

@@ -7,9 +7,8 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch_by_rows
-from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import draft_law, per_sequence, truncation
-from draft_verify.project_draft_law import onto_target
+from draft_verify.project_draft_law import over_target_ids
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.rejection_sampling import rejection_sampling as reference
 
@@ -103,27 +102,21 @@ def rejection_sampling(
             draft_to_target=draft_to_target,
             target_to_draft=target_to_draft,
         )
-    if draft_to_target is not None or target_to_draft is not None:
-        draft_probs = onto_target(
-            draft_to_target,
-            target_to_draft,
-            vocab_size,
-            draft_logits=draft_logits,
-            draft_probs=draft_probs,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            backend=backend,
-            lnc=lnc,
-        )
-        draft_logits = None
-    if allowed_mask is not None:
-        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size, backend=backend, lnc=lnc)
-        if draft_logits is not None:
-            draft_logits = mask_logits(
-                draft_logits, allowed_mask[:, :-1], vocab_size=vocab_size, backend=backend, lnc=lnc
-            )
+    target_logits, draft_logits, draft_probs = over_target_ids(
+        target_logits,
+        draft_logits,
+        draft_probs,
+        draft_to_target,
+        target_to_draft,
+        allowed_mask,
+        vocab_size,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        backend=backend,
+        lnc=lnc,
+    )
     law, draft_kind = draft_law(draft_logits, draft_probs)
     if rows == 1:
         draft_tokens, law, draft_kind = None, None, "one_hot"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from draft_verify.reference.mask_logits import mask_logits
 from draft_verify.reference.sampling import sampling_law
 
 
@@ -50,3 +51,32 @@ def project_draft_law(
             for draft_ids, is_known in zip(target_to_draft, known):
                 laws[b, row, is_known] += law[draft_ids[is_known]]
     return laws
+
+
+def over_target_ids(
+    target_logits: np.ndarray,
+    draft_logits: np.ndarray | None,
+    draft_probs: np.ndarray | None,
+    draft_to_target: np.ndarray | None,
+    target_to_draft: np.ndarray | None,
+    allowed_mask: np.ndarray | None,
+    vocab_size: int,
+    **parameters: np.ndarray | None,
+) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
+    """(target_logits, draft_logits, draft_probs) as the rules see them: over target ids, those not allowed at -inf.
+
+    The first rows of the mask are the draft's.
+    """
+    if draft_to_target is not None:
+        target_to_draft = invert_draft_to_target(draft_to_target, vocab_size)
+    if target_to_draft is not None:
+        draft_probs = project_draft_law(
+            target_to_draft, draft_logits=draft_logits, draft_probs=draft_probs, **parameters
+        )
+        draft_logits = None
+    if allowed_mask is not None:
+        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size)
+        if draft_logits is not None:
+            own_mask = allowed_mask[:, : draft_logits.shape[1]]
+            draft_logits = mask_logits(draft_logits, own_mask, vocab_size=vocab_size)
+    return target_logits, draft_logits, draft_probs

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from draft_verify.reference.acceptance import Acceptance, empty_acceptance, write_chain
-from draft_verify.reference.mask_logits import mask_logits
-from draft_verify.reference.project_draft_law import invert_draft_to_target, project_draft_law
+from draft_verify.reference.project_draft_law import over_target_ids
 from draft_verify.reference.sampling import best_token, draw, has_law, sampling_law
 
 Pair = tuple[np.ndarray, np.ndarray, int]  # a row's target law, its draft's law and the draft
@@ -130,23 +129,19 @@ def rejection_sampling(
     """See `draft_verify.rejection_sampling`."""
     batch, num_rows, width = target_logits.shape
     vocab_size = width if vocab_size is None else vocab_size
-    if draft_to_target is not None:
-        target_to_draft = invert_draft_to_target(draft_to_target, vocab_size)
-    if target_to_draft is not None:
-        draft_probs = project_draft_law(
-            target_to_draft,
-            draft_logits=draft_logits,
-            draft_probs=draft_probs,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-        )
-        draft_logits = None
-    if allowed_mask is not None:
-        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size)
-        if draft_logits is not None:
-            draft_logits = mask_logits(draft_logits, allowed_mask[:, :-1], vocab_size=vocab_size)
+    target_logits, draft_logits, draft_probs = over_target_ids(
+        target_logits,
+        draft_logits,
+        draft_probs,
+        draft_to_target,
+        target_to_draft,
+        allowed_mask,
+        vocab_size,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+    )
     result = empty_acceptance(batch, num_rows)
     for b in range(batch):
         num_drafts = num_rows - 1 if draft_lens is None else int(draft_lens[b])

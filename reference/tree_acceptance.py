@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from draft_verify.reference.acceptance import Acceptance, empty_acceptance
-from draft_verify.reference.mask_logits import mask_logits
-from draft_verify.reference.project_draft_law import invert_draft_to_target, project_draft_law
+from draft_verify.reference.project_draft_law import over_target_ids
 from draft_verify.reference.rejection_sampling import draft_law_at, one_hot, residual_law
 from draft_verify.reference.sampling import best_token, draw, has_law, sampling_law
 
@@ -68,23 +67,19 @@ def tree_acceptance(
     """See `draft_verify.tree_acceptance`."""
     batch, num_rows, width = target_logits.shape
     vocab_size = width if vocab_size is None else vocab_size
-    if draft_to_target is not None:
-        target_to_draft = invert_draft_to_target(draft_to_target, vocab_size)
-    if target_to_draft is not None:
-        draft_probs = project_draft_law(
-            target_to_draft,
-            draft_logits=draft_logits,
-            draft_probs=draft_probs,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-        )
-        draft_logits = None
-    if allowed_mask is not None:
-        target_logits = mask_logits(target_logits, allowed_mask, vocab_size=vocab_size)
-        if draft_logits is not None:
-            draft_logits = mask_logits(draft_logits, allowed_mask, vocab_size=vocab_size)
+    target_logits, draft_logits, draft_probs = over_target_ids(
+        target_logits,
+        draft_logits,
+        draft_probs,
+        draft_to_target,
+        target_to_draft,
+        allowed_mask,
+        vocab_size,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+    )
     result = empty_acceptance(batch, num_rows)
     for b in range(batch):
         num_drafts = num_rows - 1 if draft_lens is None else int(draft_lens[b])

@@ -204,3 +204,15 @@ def test_bad_input_is_refused_by_name(argument, value):
     case = {"logits": np.zeros((2, 3, 40), np.float32), "allowed_mask": np.zeros((2, 3, 2), np.int32)}
     with pytest.raises(ValueError, match=argument):
         draft_verify.mask_logits(**{**case, argument: value}, backend="emulator")
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+def test_a_mask_over_a_window_without_drafts_leaves_no_rows_of_theirs(backend):
+    logits = np.zeros((1, 1, 64), np.float32)
+    mask = np.array([[[0, 1 << 5]]], np.int32)
+    uniforms = np.full((1, 2), 0.5, np.float32)
+    none = np.zeros((1, 0, 64), np.float32)
+    step = draft_verify.rejection_sampling(
+        np.zeros((1, 0), np.int32), logits, uniforms, draft_logits=none, allowed_mask=mask, backend=backend
+    )
+    assert step.tokens.tolist() == [[37]]
