@@ -106,11 +106,12 @@ def plan_rows(shape, first_head, last_head, most_streams):
 
     # What a tile's heads weigh up to shares one PSUM bank.
     most = min(PARTITIONS // shape.rows, PSUM_BANK // shape.head_dim)
-    for head in range(first_head, last_head, most):
-        heads = min(most, last_head - head)
+    together = min(most, last_head - first_head)
+    for head in range(first_head, last_head, together):
+        heads = min(together, last_head - head)
         rows = heads * shape.rows
         streams = 1
-        while heads == 1 and 2 * streams <= min(PARTITIONS // rows, most_streams):
+        while together == 1 and 2 * streams <= min(PARTITIONS // rows, most_streams):
             streams *= 2
         groups.append([RowTile(head * shape.rows, rows, head, heads, streams, PARTITIONS if streams > 1 else rows)])
     return groups
@@ -147,9 +148,9 @@ def plan_chunk(slots, longest, streams, core, cores):
 
 def plan_runs(shape, longest, streams):
     """Passes of at most `longest` slots over the runs of a paged cache, wherever its blocks end."""
-    run = max(1, min(LONGEST_RUN, longest // PARTITIONS))
-    while shape.block_size % run > 0:
-        run -= 1
+    run = LONGEST_RUN  # a power of two, so that whole runs fill a PSUM bank
+    while run > 1 and (shape.block_size % run > 0 or run * PARTITIONS > longest):
+        run //= 2
     partitions = min(PARTITIONS, shape.slots // run)
     segments = max(1, min(longest, shape.slots) // (partitions * run))
     while segments < streams:

@@ -79,6 +79,15 @@ def test_two_cores_agree_with_the_reference(case, lnc):
             "seq_lens": [12_490, 8200, 6144, 100],  # of three passes, two, one, and less
         },
         {"batch": 2, "slots": 700, "cache_layout": "NHPD", "block_size": 131, "seq_lens": [680, 131]},
+        {"batch": 2, "slots": 3500, "cache_layout": "NHPD", "block_size": 48, "seq_lens": [3490, 100]},
+        {
+            "batch": 1,
+            "slots": 4200,
+            "heads": 5,
+            "group": 3,
+            "head_dim": 128,
+            "seq_lens": [4190],
+        },  # 4 heads a tile, and 1
         {"batch": 9, "slots": 9000, "rows": 3, "group": 4, "head_dim": 16, "tree": True},
         {"batch": 9, "slots": 65, "ring": True, "seq_lens": [0, 1, 64, 65, 66, 100, 129, 130, 131]},
         {"batch": 2, "slots": 3000, "ring": True, "sliding_window": 2500, "seq_lens": [7001, 2999], "group": 4},
