@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -87,8 +88,11 @@ def launch_by_rows(
             for value in arguments
         ]
         parts.append(launch(operation, *own, **where))
-    join = sys.modules["torch"].cat if is_torch(parts[0][0]) else np.concatenate
-    return tuple(join(outputs) for outputs in zip(*parts))
+    return tuple(concatenate(outputs, 0) for outputs in zip(*parts))
+
+
+def concatenate(arrays: Sequence, axis: int) -> Any:
+    return (sys.modules["torch"].cat if is_torch(arrays[0]) else np.concatenate)(arrays, axis)
 
 
 def _for_device(kernel: Any, arguments: tuple) -> Any:

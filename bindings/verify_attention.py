@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import public
-from draft_verify.backends import launch
+from draft_verify.backends import concatenate, launch
 from draft_verify.caches import full_like_lengths, layer_scales, smaller
 from draft_verify.reference.verify_attention import verify_attention as reference
+
+PARTITIONS = 128  # rows of a tile
+MOST_ROW_TILES = 32  # of a core: keeps programs below 20,000 instructions
+MOST_QUERY_BYTES = 1 << 20  # of a core: SBUF holds the queries and what they weigh so far beside a pass over the cache
 
 
 @public
@@ -89,7 +94,8 @@ def verify_attention(
     if backend == "reference":
         return reference(query, key, value, key_cache, value_cache, seq_lens, return_lse=return_lse, **options)
 
-    checks.attention_cores(value_cache, cache_layout, lnc or 1)  # not resolved while tracing
+    lnc = lnc or 1  # not resolved while tracing
+    checks.attention_cores(value_cache, cache_layout, lnc)
     rows, head_dim = query.shape[2:]
     if draft_lens is None:
         draft_lens = full_like_lengths(seq_lens, rows - 1)
@@ -102,25 +108,60 @@ def verify_attention(
         lengths = (*lengths, start, seq_lens if query_positions is None else query_positions)
     heads = value_cache.shape[2 if cache_layout == "NPHD" else 1]
     scales = [layer_scales(scale_, value_cache, 1, heads) for scale_ in (key_scale, value_scale)]
-    outputs = launch(
-        "verify_attention",
-        query,
-        key,
-        value,
-        key_cache,
-        value_cache,
-        lengths,
-        tree,
-        block_table,
-        sinks,
-        *scales,
-        cache_layout,
-        float(head_dim**-0.5 if scale is None else scale),
-        sliding_window or 0,
-        ring,
-        float(softcap or 0.0),
-        return_lse,
-        backend=backend,
-        lnc=lnc,
-    )
+
+    def attend(query: Any, sinks: Any) -> tuple:
+        return launch(
+            "verify_attention",
+            query,
+            key,
+            value,
+            key_cache,
+            value_cache,
+            lengths,
+            tree,
+            block_table,
+            sinks,
+            *scales,
+            cache_layout,
+            float(head_dim**-0.5 if scale is None else scale),
+            sliding_window or 0,
+            ring,
+            float(softcap or 0.0),
+            return_lse,
+            backend=backend,
+            lnc=lnc,
+        )
+
+    itemsize = 4 if checks.dtype_name(query) == "float32" else 2
+    most = most_grouped(rows, head_dim, itemsize, heads // lnc if heads % lnc == 0 else heads)
+    outputs = by_groups(attend, query, sinks, heads, most)
     return outputs if return_lse else outputs[0]
+
+
+def most_grouped(rows: int, head_dim: int, itemsize: int, heads: int) -> int:
+    """Query heads of each key/value head for which one launch has room.
+
+    Of windows of `rows` and `heads` key/value heads a core; a tile holds whole windows of one of these, or of several.
+    """
+    tiles = min(MOST_ROW_TILES, MOST_QUERY_BYTES // (PARTITIONS * head_dim * itemsize))
+    return max(1, tiles // heads) * (PARTITIONS // rows)
+
+
+def by_groups(attend: Callable, query: Any, sinks: Any, heads: int, most: int) -> tuple:
+    """`attend` of at most `most` query heads of each key/value head at a time, its outputs in the order of all."""
+    batch, query_heads, *row = query.shape
+    group = query_heads // heads
+    if group <= most:
+        return attend(query, sinks)
+    parts = []
+    for first in range(0, group, most):
+        some = slice(first, first + most)
+        own_query = query.reshape(batch, heads, group, *row)[:, :, some].reshape(batch, -1, *row)
+        own_sinks = None if sinks is None else sinks.reshape(heads, group)[:, some].reshape(-1)
+        parts.append(attend(own_query, own_sinks))
+    return tuple(
+        concatenate([part.reshape(batch, heads, -1, *part.shape[2:]) for part in outputs], 2).reshape(
+            batch, query_heads, *outputs[0].shape[2:]
+        )
+        for outputs in zip(*parts)
+    )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -479,35 +481,52 @@ def test_without_lse_the_output_alone_comes_back():
     np.testing.assert_array_equal(output, case.run()[0])
 
 
+@pytest.mark.parametrize("sinks, lnc", [(False, 1), (True, 2)])
+def test_query_heads_in_several_launches_agree_with_the_reference(sinks, lnc, monkeypatch):
+    binding = importlib.import_module("draft_verify.verify_attention")
+    case = make_case(2, batch=2, heads=3, group=5, rows=33, tree=True, slots=300, sinks=sinks)
+    launched = []
+    launch = binding.launch
+    monkeypatch.setattr(binding, "MOST_ROW_TILES", 3)  # a tile of three windows for each of three heads
+    monkeypatch.setattr(binding, "launch", lambda *args, **where: launched.append(args[1]) or launch(*args, **where))
+    assert_agrees(case, lnc)
+    assert [query.shape[1] for query in launched] == [9, 6]
+
+
 @pytest.mark.parametrize(
-    "sizes",
+    "sizes, launches",
     [
-        {"batch": 64, "heads": 1, "query_heads": 8, "rows": 64, "slots": 4096},
-        {"batch": 64, "heads": 8, "query_heads": 64, "rows": 8, "slots": 2048},
-        {"batch": 4, "heads": 8, "query_heads": 64, "rows": 64, "slots": 8192},
-        {"batch": 1, "heads": 1, "query_heads": 8, "rows": 8, "slots": 131_072},
+        ({"batch": 64, "heads": 1, "query_heads": 8, "rows": 64, "slots": 4096}, 1),
+        ({"batch": 64, "heads": 8, "query_heads": 64, "rows": 8, "slots": 2048}, 1),
+        ({"batch": 4, "heads": 8, "query_heads": 64, "rows": 64, "slots": 8192}, 1),
+        ({"batch": 1, "heads": 1, "query_heads": 8, "rows": 8, "slots": 131_072}, 1),
+        ({"batch": 2, "heads": 8, "query_heads": 128, "rows": 64, "slots": 8192}, 2),
+        ({"batch": 2, "heads": 1, "query_heads": 128, "rows": 64, "slots": 8192}, 2),
+        ({"batch": 1, "heads": 7, "query_heads": 28, "rows": 33, "slots": 4097, "head_dim": 256, "dtype": FLOAT32}, 2),
+        ({"batch": 2, "heads": 8, "query_heads": 64, "rows": 64, "slots": 8192, "head_dim": 256}, 2),
     ],
     ids=str,
 )
 @pytest.mark.skipif(BACKEND != "emulator", reason="traces without running")
-def test_the_largest_shapes_make_programs_within_the_limits(sizes):
+def test_the_largest_shapes_make_programs_within_the_limits(sizes, launches):
     """Tracing refuses what needs more instructions, SBUF or PSUM than there are."""
-    batch, heads, rows, slots = sizes["batch"], sizes["heads"], sizes["rows"], sizes["slots"]
+    size = {"head_dim": 128, "dtype": BFLOAT16, **sizes}
+    batch, heads, rows, slots, head_dim = (size[name] for name in ("batch", "heads", "rows", "slots", "head_dim"))
 
     def zeros(*shape):
-        return np.broadcast_to(np.zeros((), BFLOAT16), shape)
+        return np.broadcast_to(np.zeros((), size["dtype"]), shape)
 
     programs = []
     with instead_of_running(programs):
         verify_attention(
-            zeros(batch, sizes["query_heads"], rows, 128),
-            zeros(batch, heads, rows, 128),
-            zeros(batch, heads, rows, 128),
-            zeros(batch, heads, 128, slots),
-            zeros(batch, heads, slots, 128),
+            zeros(batch, size["query_heads"], rows, head_dim),
+            zeros(batch, heads, rows, head_dim),
+            zeros(batch, heads, rows, head_dim),
+            zeros(batch, heads, head_dim, slots),
+            zeros(batch, heads, slots, head_dim),
             np.full(batch, slots - rows, np.int32),
             cache_layout="BHDS",
             backend="emulator",
             lnc=1,
         )
-    assert len(programs) == 1
+    assert len(programs) == launches
