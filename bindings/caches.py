@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from draft_verify.arrays import is_torch
-from draft_verify.checks import FLOAT8, dtype_name, expect
+from draft_verify.checks.general import FLOAT8, dtype_name, expect
 
 
 def as_layers(*arrays: Any) -> tuple[tuple, ...]:

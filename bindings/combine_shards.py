@@ -56,7 +56,7 @@ def shard_statistics(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    batch, rows = checks.shard(
+    batch, rows = checks.shards.shard(
         draft_tokens,
         target_logits,
         uniforms,
@@ -134,7 +134,7 @@ def shard_cuts(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    batch = checks.shard_cuts(statistics, candidates, vocab_size, draft, temperature, top_k, top_p, min_p)
+    batch = checks.shards.shard_cuts(statistics, candidates, vocab_size, draft, temperature, top_k, top_p, min_p)
     temperature = per_sequence(temperature, 1.0, batch, "float32", statistics)
     _, top_k, top_p, min_p = truncation(0 if top_k is None else top_k, top_p, min_p, batch, statistics)
     if backend == "reference":
@@ -196,7 +196,9 @@ def shard_weights(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    batch = checks.shard_weights(cuts, trials, target_logits, shard, num_shards, vocab_size, draft_logits, temperature)
+    batch = checks.shards.shard_weights(
+        cuts, trials, target_logits, shard, num_shards, vocab_size, draft_logits, temperature
+    )
     temperature = per_sequence(temperature, 1.0, batch, "float32", cuts)
     if backend == "reference":
         return reference.shard_weights(
@@ -260,19 +262,19 @@ def shard_draws(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    batch, rows = checks.shard(
+    batch, rows = checks.shards.shard(
         draft_tokens,
         target_logits,
         uniforms,
         shard,
-        checks.shard_statistics(statistics, target_logits.shape[0], target_logits.shape[1]),
+        checks.shards.shard_statistics(statistics, target_logits.shape[0], target_logits.shape[1]),
         vocab_size,
         draft_logits,
         draft_probs,
         draft_lens,
         temperature,
     )
-    checks.cuts(cuts, batch, rows, "one_hot" if draft_logits is None else "logits")
+    checks.shards.cuts(cuts, batch, rows, "one_hot" if draft_logits is None else "logits")
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
     if backend == "reference":
@@ -338,10 +340,10 @@ def combine_shards(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    batch, rows = checks.combine_shards(
+    batch, rows = checks.shards.combine_shards(
         statistics, draws, draft_tokens, uniforms, vocab_size, draft, draft_lens, temperature
     )
-    checks.cuts(cuts, batch, rows, draft)
+    checks.shards.cuts(cuts, batch, rows, draft)
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
     if backend == "reference":

@@ -58,7 +58,7 @@ def commit_window(
     """
     layered = isinstance(key_cache, tuple | list)
     key_caches, value_caches, keys, values = as_layers(key_cache, value_cache, key, value)
-    checks.commit_window(
+    checks.caches.commit_window(
         key_caches,
         value_caches,
         keys,

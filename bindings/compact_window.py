@@ -55,7 +55,7 @@ def compact_window(
             bad values is left alone like an empty slot.
     """
     key_caches, value_caches = as_layers(key_cache, value_cache)
-    checks.compact_window(
+    checks.caches.compact_window(
         key_caches, value_caches, seq_lens, path, num_accepted, draft_lens, block_table, cache_layout, ring
     )
     if backend == "reference":

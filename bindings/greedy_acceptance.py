@@ -41,8 +41,8 @@ def greedy_acceptance(
         ValueError: a shape, dtype or value that does not fit. On a device, a sequence with bad values becomes an
             empty slot with `invalid` set.
     """
-    batch, rows, vocab_size = checks.acceptance(draft_tokens, target_logits, draft_lens, vocab_size)
-    checks.allowed_ids(allowed_mask, target_logits.shape)
+    batch, rows, vocab_size = checks.acceptance.every_rule(draft_tokens, target_logits, draft_lens, vocab_size)
+    checks.acceptance.allowed_ids(allowed_mask, target_logits.shape)
     if backend == "reference":
         return reference(
             draft_tokens,

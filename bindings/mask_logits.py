@@ -28,7 +28,7 @@ def mask_logits(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    vocab_size = checks.mask_logits(logits, allowed_mask, vocab_size)
+    vocab_size = checks.acceptance.mask_logits(logits, allowed_mask, vocab_size)
     if backend == "reference":
         return reference(logits, allowed_mask, vocab_size=vocab_size)
     return launch_by_rows(

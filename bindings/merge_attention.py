@@ -25,7 +25,7 @@ def merge_attention(outputs: Any, lses: Any, *, backend: str = "auto", lnc: int 
     Raises:
         ValueError: a shape or dtype that does not fit.
     """
-    checks.merge_attention(outputs, lses)
+    checks.attention.merge_attention(outputs, lses)
     if backend == "reference":
         return reference(outputs, lses)
     return launch("merge_attention", outputs, lses, backend=backend, lnc=lnc)

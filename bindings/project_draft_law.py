@@ -7,6 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import TRACING, launch_by_rows
+from draft_verify.checks.general import expect
 from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import draft_law, per_sequence, truncation
 from draft_verify.reference.project_draft_law import invert_draft_to_target as inverse
@@ -30,7 +31,7 @@ def invert_draft_to_target(draft_to_target: Any, vocab_size: int) -> Any:
         ValueError: ids outside the target's vocabulary.
     """
     on_cpu = to_numpy(draft_to_target.cpu() if is_torch(draft_to_target) else draft_to_target)
-    checks.draft_to_target_ids(on_cpu, vocab_size)
+    checks.acceptance.draft_to_target_ids(on_cpu, vocab_size)
     table = inverse(on_cpu, vocab_size)
     return to_torch(table).to(draft_to_target.device) if is_torch(draft_to_target) else table
 
@@ -66,7 +67,9 @@ def project_draft_law(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    batch = checks.project_draft_law(target_to_draft, draft_logits, draft_probs, temperature, top_k, top_p, min_p)
+    batch = checks.acceptance.project_draft_law(
+        target_to_draft, draft_logits, draft_probs, temperature, top_k, top_p, min_p
+    )
     temperature = per_sequence(temperature, 1.0, batch, "float32", target_to_draft)
     cut, top_k, top_p, min_p = truncation(top_k, top_p, min_p, batch, target_to_draft)
     if backend == "reference":
@@ -79,7 +82,7 @@ def project_draft_law(
             top_p=top_p,
             min_p=min_p,
         ).astype("float32")
-    checks.shared_target_ids(target_to_draft)
+    checks.acceptance.shared_target_ids(target_to_draft)
     law, draft_kind = draft_law(draft_logits, draft_probs)
     return launch_by_rows(
         "project_draft_law",
@@ -119,7 +122,7 @@ def over_target_ids(
     """
     if draft_to_target is not None and backend != TRACING:  # which has no values to invert the map by
         expected = "target_to_draft, the map as `invert_draft_to_target` gives it, made once"
-        checks.expect(backend != "device", "draft_to_target", "a tensor on a device", expected)
+        expect(backend != "device", "draft_to_target", "a tensor on a device", expected)
         target_to_draft = invert_draft_to_target(draft_to_target, vocab_size)
     if draft_to_target is not None or target_to_draft is not None:
         given = draft_probs if draft_logits is None else draft_logits

@@ -64,7 +64,7 @@ def rejection_sampling(
         ValueError: a shape, dtype or value that does not fit. On a device, a sequence with bad values becomes an
             empty slot with `invalid` set.
     """
-    batch, rows, vocab_size = checks.rejection_sampling(
+    batch, rows, vocab_size = checks.acceptance.rejection_sampling(
         draft_tokens,
         target_logits,
         uniforms,
@@ -80,7 +80,7 @@ def rejection_sampling(
         draft_to_target,
         target_to_draft,
     )
-    checks.allowed_ids(allowed_mask, target_logits.shape)
+    checks.acceptance.allowed_ids(allowed_mask, target_logits.shape)
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
     cut, top_k, top_p, min_p = truncation(top_k, top_p, min_p, batch, draft_tokens)

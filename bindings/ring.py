@@ -8,6 +8,7 @@ from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
 from draft_verify.caches import as_layers, one_or_layers, written
+from draft_verify.checks.general import expect
 from draft_verify.reference import ring as reference
 
 
@@ -27,14 +28,14 @@ def ring_slots(window: int, num_draft_tokens: int, mode: str = "accepted_only") 
     Raises:
         ValueError: W < 2 (such a window needs no cache), K < 0, or an unknown mode.
     """
-    checks.expect(window >= 2, "window", window, "2 or more")
-    checks.expect(num_draft_tokens >= 0, "num_draft_tokens", num_draft_tokens, "0 or more")
+    expect(window >= 2, "window", window, "2 or more")
+    expect(num_draft_tokens >= 0, "num_draft_tokens", num_draft_tokens, "0 or more")
     slots = {
         "accepted_only": window - 1,
         "read_first": window - 1 + num_draft_tokens,
         "write_first": window + num_draft_tokens,
     }
-    checks.expect(mode in slots, "mode", repr(mode), f"one of {', '.join(slots)}")
+    expect(mode in slots, "mode", repr(mode), f"one of {', '.join(slots)}")
     return slots[mode]
 
 
@@ -68,7 +69,7 @@ def save_ring(
         ValueError: a shape, dtype or value that does not fit.
     """
     key_caches, value_caches = as_layers(key_cache, value_cache)
-    checks.ring_window(key_caches, value_caches, seq_lens, num_rows, block_table, cache_layout)
+    checks.caches.ring_window(key_caches, value_caches, seq_lens, num_rows, block_table, cache_layout)
     if backend == "reference":
         keys, values = reference.save_ring(
             key_caches, value_caches, seq_lens, num_rows, block_table=block_table, cache_layout=cache_layout
@@ -121,7 +122,7 @@ def restore_ring(
         ValueError: a shape, dtype or value that does not fit; nothing is written then.
     """
     key_caches, value_caches, saved_keys, saved_values = as_layers(key_cache, value_cache, saved_key, saved_value)
-    checks.restore_ring(
+    checks.caches.restore_ring(
         key_caches, value_caches, saved_keys, saved_values, seq_lens, num_accepted, block_table, cache_layout
     )
     if backend == "reference":

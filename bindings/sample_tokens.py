@@ -46,8 +46,8 @@ def sample_tokens(
         ValueError: a shape, dtype or value that does not fit. On a device, a row of bad values gives token -1,
             probability and law 0, and sets invalid.
     """
-    batch, vocab_size = checks.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p, vocab_size)
-    checks.allowed_ids(allowed_mask, logits.shape)
+    batch, vocab_size = checks.acceptance.sample_tokens(logits, uniforms, temperature, top_k, top_p, min_p, vocab_size)
+    checks.acceptance.allowed_ids(allowed_mask, logits.shape)
     temperature = per_sequence(temperature, 1.0, batch, "float32", logits)
     cut, top_k, top_p, min_p = truncation(top_k, top_p, min_p, batch, logits)
     if backend == "reference":

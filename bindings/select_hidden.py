@@ -7,6 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
+from draft_verify.checks.general import FLOATS, array
 from draft_verify.reference import select as reference
 
 
@@ -25,8 +26,8 @@ def select_hidden(hidden: Any, num_accepted: Any, *, backend: str = "auto", lnc:
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    checks.array("hidden", hidden, ("B", "T", "H"), checks.FLOATS)
-    checks.select_rows("hidden", hidden, num_accepted)
+    array("hidden", hidden, ("B", "T", "H"), FLOATS)
+    checks.caches.select_rows("hidden", hidden, num_accepted)
     if backend == "reference":
         return reference.select_hidden(hidden, num_accepted)
     return launch("select_hidden", hidden, num_accepted, backend=backend, lnc=lnc)[0]

@@ -31,7 +31,7 @@ def select_state(checkpoints: Any, num_accepted: Any, *, backend: str = "auto", 
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    checks.select_rows("checkpoints", checkpoints, num_accepted)
+    checks.caches.select_rows("checkpoints", checkpoints, num_accepted)
     if backend == "reference":
         return reference.select_state(checkpoints, num_accepted)
     return launch("select_state", checkpoints, num_accepted, backend=backend, lnc=lnc)[0]
@@ -78,7 +78,7 @@ def shift_conv_window(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    checks.shift_conv_window(history, num_accepted, num_rows)
+    checks.caches.shift_conv_window(history, num_accepted, num_rows)
     if backend == "reference":
         return reference.shift_conv_window(history, num_accepted, num_rows)
     return launch("shift_conv_window", history, num_accepted, num_rows, backend=backend, lnc=lnc)[0]

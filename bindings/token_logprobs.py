@@ -45,8 +45,10 @@ def token_logprobs(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    batch, vocab_size = checks.token_logprobs(target_logits, tokens, path, temperature, top_k, top_p, min_p, vocab_size)
-    checks.allowed_ids(allowed_mask, target_logits.shape)
+    batch, vocab_size = checks.acceptance.token_logprobs(
+        target_logits, tokens, path, temperature, top_k, top_p, min_p, vocab_size
+    )
+    checks.acceptance.allowed_ids(allowed_mask, target_logits.shape)
     temperature = per_sequence(temperature, 1.0, batch, "float32", tokens)
     cut, top_k, top_p, min_p = truncation(top_k, top_p, min_p, batch, tokens)
     if backend == "reference":

@@ -54,7 +54,7 @@ def typical_acceptance(
         ValueError: a shape, dtype or value that does not fit. On a device, a sequence with bad values becomes an
             empty slot with `invalid` set.
     """
-    batch, rows, vocab_size = checks.typical_acceptance(
+    batch, rows, vocab_size = checks.acceptance.typical_acceptance(
         draft_tokens,
         target_logits,
         uniforms,
@@ -65,7 +65,7 @@ def typical_acceptance(
         draft_lens,
         vocab_size,
     )
-    checks.allowed_ids(allowed_mask, target_logits.shape)
+    checks.acceptance.allowed_ids(allowed_mask, target_logits.shape)
     draft_lens = per_sequence(draft_lens, rows - 1, batch, "int32", draft_tokens)
     temperature = per_sequence(temperature, 1.0, batch, "float32", draft_tokens)
     if backend == "reference":

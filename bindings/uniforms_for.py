@@ -33,7 +33,7 @@ def uniforms_for(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    checks.uniforms_for(seeds, positions, K, purpose, tuple(PURPOSES))
+    checks.acceptance.uniforms_for(seeds, positions, K, purpose, tuple(PURPOSES))
     if backend == TRACING:
         raise Traced
     if is_torch(seeds):  # on a device

@@ -9,6 +9,7 @@ from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import concatenate, launch
 from draft_verify.caches import full_like_lengths, layer_scales, smaller
+from draft_verify.checks.general import ITEMSIZES, dtype_name
 from draft_verify.reference.verify_attention import verify_attention as reference
 
 PARTITIONS = 128  # rows of a tile
@@ -90,12 +91,12 @@ def verify_attention(
         "cache_start": cache_start,
         "query_positions": query_positions,
     }
-    checks.attention(query, key, value, key_cache, value_cache, seq_lens, **options)
+    checks.attention.verify_attention(query, key, value, key_cache, value_cache, seq_lens, **options)
     if backend == "reference":
         return reference(query, key, value, key_cache, value_cache, seq_lens, return_lse=return_lse, **options)
 
     lnc = lnc or 1  # not resolved while tracing
-    checks.attention_cores(value_cache, cache_layout, lnc)
+    checks.attention.attention_cores(value_cache, cache_layout, lnc)
     rows, head_dim = query.shape[2:]
     if draft_lens is None:
         draft_lens = full_like_lengths(seq_lens, rows - 1)
@@ -132,8 +133,7 @@ def verify_attention(
             lnc=lnc,
         )
 
-    itemsize = 4 if checks.dtype_name(query) == "float32" else 2
-    most = most_grouped(rows, head_dim, itemsize, heads // lnc if heads % lnc == 0 else heads)
+    most = most_grouped(rows, head_dim, ITEMSIZES[dtype_name(query)], heads // lnc if heads % lnc == 0 else heads)
     outputs = by_groups(attend, query, sinks, heads, most)
     return outputs if return_lse else outputs[0]
 

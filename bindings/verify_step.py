@@ -12,6 +12,7 @@ import numpy as np
 from draft_verify import checks
 from draft_verify.arrays import is_torch, to_numpy
 from draft_verify.caches import as_layers, chain_path, expect_tensors
+from draft_verify.checks.general import FLOATS, array, expect, in_range, values_known
 from draft_verify.commit_window import commit_window
 from draft_verify.greedy_acceptance import greedy_acceptance
 from draft_verify.reference.acceptance import Acceptance
@@ -182,35 +183,35 @@ def verify_step(
 
 def _rule(rule: str | None, seeds: Any, uniforms: Any, is_tree: bool, law: dict[str, Any]) -> str:
     """The rule, which uses all of `law` that is given, but for a temperature of 0 where that is what it does anyway."""
-    checks.expect(seeds is None or uniforms is None, "uniforms", "seeds as well", "one of the two")
+    expect(seeds is None or uniforms is None, "uniforms", "seeds as well", "one of the two")
     draws = seeds is not None or uniforms is not None
     if rule is None:
         has_law = "draft_logits" in law or "draft_probs" in law
         expected = "'without_replacement' or 'independent', whichever way a tree's siblings were drawn"
-        checks.expect(not (draws and is_tree and has_law), "rule", "None with a tree and a draft law", expected)
+        expect(not (draws and is_tree and has_law), "rule", "None with a tree and a draft law", expected)
         rule = ("target_only" if is_tree else "token") if draws else "greedy"
-    checks.expect(draws or rule == "greedy", "uniforms", "None", f"seeds or uniforms with rule {rule!r}")
+    expect(draws or rule == "greedy", "uniforms", "None", f"seeds or uniforms with rule {rule!r}")
     temperature = law.get("temperature")
-    if rule == "greedy" and not _is_traced(temperature) and checks.is_zero(to_numpy(temperature)):
+    if rule == "greedy" and not _is_traced(temperature) and checks.acceptance.is_zero(to_numpy(temperature)):
         del law["temperature"]
     for name in ("posterior_threshold", "posterior_alpha"):
-        checks.expect(rule != "typical" or name in law, name, "None", "a number with rule 'typical'")
+        expect(rule != "typical" or name in law, name, "None", "a number with rule 'typical'")
     taken = _PARAMETERS.get(rule, tuple(name for name in law if not name.startswith("posterior")))
     why = f"with rule {rule!r}" if draws else "without seeds or uniforms, which make a greedy step"
-    checks.unused(why, **{name: value for name, value in law.items() if name not in taken})
+    checks.acceptance.unused(why, **{name: value for name, value in law.items() if name not in taken})
     return rule
 
 
 def _check_lengths(target_logits: Any, seq_lens: Any, draft_lens: Any) -> None:
-    checks.array("target_logits", target_logits, ("B", "T", "V"), checks.FLOATS)
+    array("target_logits", target_logits, ("B", "T", "V"), FLOATS)
     seq_lens, draft_lens = to_numpy(seq_lens), to_numpy(draft_lens)
     batch = target_logits.shape[0]
-    checks.array("seq_lens", seq_lens, (batch,), ("int32",))
+    array("seq_lens", seq_lens, (batch,), ("int32",))
     if draft_lens is not None:
-        checks.array("draft_lens", draft_lens, (batch,), ("int32",))
-    if checks.values_known(seq_lens, draft_lens):
+        array("draft_lens", draft_lens, (batch,), ("int32",))
+    if values_known(seq_lens, draft_lens):
         live = seq_lens if draft_lens is None else np.where(draft_lens >= 0, seq_lens, 0)
-        checks.in_range("seq_lens", live, 0, np.iinfo(np.int32).max, "0 or more, unless draft_lens is -1")
+        in_range("seq_lens", live, 0, np.iinfo(np.int32).max, "0 or more, unless draft_lens is -1")
 
 
 def _check_commit(cache: CacheWindow, seq_lens: Any, step: Step) -> None:
@@ -221,7 +222,7 @@ def _check_commit(cache: CacheWindow, seq_lens: Any, step: Step) -> None:
         expect_tensors("key_cache", cache.key_cache)
         expect_tensors("value_cache", cache.value_cache)
     key_cache, value_cache, key, value, block_table, layout, ring, key_scale, value_scale = map(to_numpy, cache)
-    checks.commit_window(
+    checks.caches.commit_window(
         *as_layers(key_cache, value_cache, key, value),
         *map(to_numpy, (seq_lens, step.num_accepted, step.path)),
         block_table,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from draft_verify import checks
+from draft_verify.checks.general import expect
 from draft_verify.rejection_sampling import rejection_sampling
 from draft_verify.uniforms_for import uniforms_for
 
@@ -107,7 +107,7 @@ class RejectionSampler(torch.nn.Module):
             ValueError: a request asks for what is not done here: penalties, bad words, allowed ids, logit biases, a
                 minimum of tokens, other logits processors; or arguments that do not fit.
         """
-        checks.expect(seeds is None or uniforms is None, "uniforms", "seeds as well", "one of the two")
+        expect(seeds is None or uniforms is None, "uniforms", "seeds as well", "one of the two")
         parameters = _parameters(sampling_metadata)
         batch = windows(metadata)
         num_requests, num_drafts = batch.draft_tokens.shape
@@ -177,7 +177,7 @@ def _min_p(sampling_metadata: Any) -> torch.Tensor | None:
             requests = getattr(processor, "biases", getattr(processor, "min_toks", True))
             asked[type(processor).__name__] = bool(requests)
     for name, is_asked in asked.items():
-        checks.expect(not is_asked, "sampling_metadata", name, "requests without it: it is not applied to drafts here")
+        expect(not is_asked, "sampling_metadata", name, "requests without it: it is not applied to drafts here")
     return min_p
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from draft_verify.checks import MAX_HEAD_DIM
+from draft_verify.checks.attention import MAX_HEAD_DIM
 
 ERROR, WARNING, OK = "error", "warning", "ok"
 

@@ -1,0 +1,125 @@
+"""The steps of acceptance over vocabulary shards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draft_verify.checks.acceptance import MAX_VOCAB, every_rule, sampling, uniforms
+from draft_verify.checks.general import FLOATS, array, expect, in_range, whole_number
+
+DRAFT_KINDS = ("one_hot", "logits", "probs")
+
+
+def shard(
+    draft_tokens: Any,
+    target_logits: Any,
+    uniforms_: Any,
+    shard: int,
+    num_shards: int,
+    vocab_size: int,
+    draft_logits: Any,
+    draft_probs: Any,
+    draft_lens: Any,
+    temperature: Any,
+) -> tuple[int, int]:
+    """One rank's part of a vocabulary. Returns batch and rows of a window."""
+    batch, rows, width = every_rule(draft_tokens, target_logits, draft_lens, None)
+    expect(num_shards in (1, 2, 4, 8, 16, 32, 64, 128), "num_shards", num_shards, "a power of two up to 128")
+    expect(0 <= shard < num_shards, "shard", shard, f"a rank, 0 to {num_shards - 1}")
+    whole_number("vocab_size", vocab_size, 1, min(width * num_shards, MAX_VOCAB))
+    uniforms(uniforms_, batch, rows + 1)
+    expect(draft_logits is None or draft_probs is None, "draft_probs", "draft_logits as well", "one draft law")
+    for argument, law in (("draft_logits", draft_logits), ("draft_probs", draft_probs)):
+        if law is not None:
+            array(argument, law, (batch, rows - 1, width), FLOATS)
+    sampling(batch, temperature, None, None, None)
+    return batch, rows
+
+
+def shard_statistics(statistics: Any, batch: int, rows: int) -> int:
+    """Returns the number of ranks."""
+    array("statistics", statistics, ("n", batch, rows, "5 * 128 / n + 2"), ("float32",))
+    num_shards, *_, columns = statistics.shape
+    expect(
+        columns == 5 * (128 // num_shards) + 2,
+        "statistics",
+        f"{columns} columns of {num_shards} ranks",
+        "5 * 128 / n + 2",
+    )
+    return num_shards
+
+
+def shard_cuts(
+    statistics: Any,
+    candidates: Any,
+    vocab_size: int,
+    draft: str,
+    temperature: Any,
+    top_k: Any,
+    top_p: Any,
+    min_p: Any,
+) -> int:
+    """Returns the batch."""
+    array("statistics", statistics, ("n", "B", "T", "5 * 128 / n + 2"), ("float32",))
+    batch, rows = statistics.shape[1:3]
+    num_shards = shard_statistics(statistics, batch, rows)
+    expect(draft in DRAFT_KINDS, "draft", repr(draft), " or ".join(map(repr, DRAFT_KINDS)))
+    laws = 2 if draft == "logits" else 1
+    array("candidates", candidates, (num_shards, laws, batch, rows, 8, 8 * (128 // num_shards)), FLOATS)
+    expect(1 <= vocab_size <= MAX_VOCAB, "vocab_size", vocab_size, f"1 to {MAX_VOCAB}")
+    sampling(batch, temperature, top_k, top_p, min_p)
+    return batch
+
+
+def cuts(cuts_: Any, batch: int, rows: int, draft: str) -> None:
+    """What `shard_cuts` gives; None where nothing is truncated."""
+    if cuts_ is not None:
+        array("cuts", cuts_, (2 if draft == "logits" else 1, batch, rows, 5), ("float32",))
+
+
+def shard_weights(
+    cuts_: Any,
+    trials: Any,
+    target_logits: Any,
+    shard_: int,
+    num_shards: int,
+    vocab_size: int,
+    draft_logits: Any,
+    temperature: Any,
+) -> int:
+    """Returns the batch."""
+    array("target_logits", target_logits, ("B", "T", "V / n"), FLOATS)
+    batch, rows, width = target_logits.shape
+    expect(num_shards in (1, 2, 4, 8, 16, 32, 64, 128), "num_shards", num_shards, "a power of two up to 128")
+    expect(0 <= shard_ < num_shards, "shard", shard_, f"a rank, 0 to {num_shards - 1}")
+    expect(1 <= vocab_size <= width * num_shards, "vocab_size", vocab_size, f"1 to n * V / n = {width * num_shards}")
+    cuts(cuts_, batch, rows, "one_hot" if draft_logits is None else "logits")
+    array("trials", trials, (cuts_.shape[0], batch, rows, "N"), ("float32",))
+    if draft_logits is not None:
+        array("draft_logits", draft_logits, (batch, rows - 1, width), FLOATS)
+    sampling(batch, temperature, None, None, None)
+    return batch
+
+
+def combine_shards(
+    statistics: Any,
+    draws: Any,
+    draft_tokens: Any,
+    uniforms_: Any,
+    vocab_size: int,
+    draft: str,
+    draft_lens: Any,
+    temperature: Any,
+) -> tuple[int, int]:
+    array("draft_tokens", draft_tokens, ("B", "K"), ("int32",))
+    batch, rows = draft_tokens.shape[0], draft_tokens.shape[1] + 1
+    num_shards = shard_statistics(statistics, batch, rows)
+    array("draws", draws, (num_shards, batch, 6, 128 // num_shards), ("float32",))
+    uniforms(uniforms_, batch, rows + 1)
+    whole_number("vocab_size", vocab_size, 1, MAX_VOCAB)
+    expect(draft in DRAFT_KINDS, "draft", repr(draft), " or ".join(map(repr, DRAFT_KINDS)))
+    if draft_lens is not None:
+        array("draft_lens", draft_lens, (batch,), ("int32",))
+        in_range("draft_lens", draft_lens, -1, rows - 1, f"-1 (an empty slot) to K = {rows - 1}")
+    sampling(batch, temperature, None, None, None)
+    return batch, rows
