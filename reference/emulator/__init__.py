@@ -7,7 +7,8 @@ from types import ModuleType
 
 from . import collectives, enums, isa, language
 from .instruction import NkiValidationError, Refusal
-from .launch import Kernel, NKIObject, jit, set_strict, simulate, trace
+from .launch import Kernel, jit, set_strict, simulate, trace
+from .objects import NKIObject
 from .program import Block, Loop, Program
 from .tensor import NkiTensor, Storage
 

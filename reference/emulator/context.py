@@ -45,6 +45,12 @@ def kernel_line() -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame else "?"
 
 
+def source_line(place: str) -> str:
+    """The text of a line named file:line."""
+    file, _, line = place.rpartition(":")
+    return linecache.getline(file, int(line))
+
+
 def assigned_name() -> str | None:
     """The variable that the kernel's running line assigns to, or the line that called it: a name for messages only."""
     frame = sys._getframe(1)

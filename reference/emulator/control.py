@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 
 import numpy as np
 
@@ -11,10 +12,11 @@ from .enums import dma_engine as dma_engines
 from .enums import engine as engines
 from .enums import nc_version
 from .instruction import Refusal, instruction
-from .opaque import VirtualRegister
+from .opaque import Opaque, VirtualRegister
 from .program import Loop
 from .tensor import NkiTensor
 
+_WHILE_REGISTER = re.compile(r"\s*while\s+[\w.]+\s*:")
 _INT32 = range(-(2**31), 2**31)
 _GPSIMD_DMA_BYTES = {4: 1024, 2: 512, 1: 256}  # per partition, by item size
 
@@ -120,44 +122,79 @@ def sendrecv(src, dst, send_to_rank, recv_from_rank, pipe_id, dma_engine=dma_eng
 CROSS_CORE = (core_barrier, sendrecv)
 
 
-def _enter(loop: Loop, body_fun):
-    """Traces a loop's body once."""
+def _open(loop: Loop) -> None:
+    """What is traced from here on is the loop's body."""
     tracer = context.current("a runtime loop")
     if tracer.loops:
         raise Refusal("runtime loops do not nest", outer=tracer.loops[-1].source)
     if tracer.region is not None:
         raise Refusal("no runtime loop inside nl.no_reorder")
     tracer.block.items.append(loop)
-    outer, tracer.block = tracer.block, loop.body
+    tracer.block = loop.body
     tracer.loops.append(loop)
     loop.first = tracer.calls
-    try:
-        return body_fun(loop.register)
-    finally:
-        loop.open = False
-        loop.last = tracer.calls
-        tracer.loops.pop()
-        tracer.block = outer
+
+
+def _close(loop: Loop) -> None:
+    tracer = context.current("a runtime loop")
+    loop.open = False
+    loop.last = tracer.calls
+    tracer.loops.pop()
+    tracer.block = tracer.program.cores[tracer.core]
+
+
+def _counted(what: str, lower, upper, step) -> Loop:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
+        raise Refusal(f"{what}: step is a positive int known while tracing", step=step)
+    for bound in (lower, upper):
+        if not isinstance(bound, VirtualRegister) and (isinstance(bound, bool) or not isinstance(bound, int)):
+            raise Refusal(f"{what}: bounds are ints or registers", lower=lower, upper=upper)
+    return Loop("fori", _new_register(frozen=True), context.kernel_line(), lower, upper, step)
 
 
 def fori_loop(lower, upper, body_fun, step=1) -> None:
     """Runs body_fun(i) for i from lower to upper (exclusive) by step; the body is traced once, with a register."""
-    if isinstance(step, bool) or not isinstance(step, int) or step < 1:
-        raise Refusal("fori_loop: step is a positive int known while tracing", step=step)
-    for bound in (lower, upper):
-        if not isinstance(bound, VirtualRegister) and (isinstance(bound, bool) or not isinstance(bound, int)):
-            raise Refusal("fori_loop: bounds are ints or registers", lower=lower, upper=upper)
+    loop = _counted("fori_loop", lower, upper, step)
     if isinstance(lower, int) and isinstance(upper, int):
         context.note("fori_loop between two ints: NKI 0.7 passes no register then; make one bound a register")
-    loop = Loop("fori", _new_register(frozen=True), context.kernel_line(), lower, upper, step)
-    if _enter(loop, body_fun) is not None:
+    _open(loop)
+    if body_fun(loop.register) is not None:
         raise Refusal("the body of fori_loop returns nothing")
+    _close(loop)
 
 
 def while_loop(init, body_fun) -> None:
     """Runs body_fun(register) while the condition register is not zero; the body returns the next condition."""
     loop = Loop("while", _new_register(), context.kernel_line(), condition=_register(init, "while_loop: init"))
-    loop.next_condition = _register(_enter(loop, body_fun), "what the body of while_loop returns")
+    _open(loop)
+    loop.next_condition = _register(body_fun(loop.register), "what the body of while_loop returns")
+    _close(loop)
+
+
+def dynamic_range(start, stop=None, step=1):
+    """Iterates once, over the register of a runtime loop: what the kernel traces meanwhile is the loop's body."""
+    loop = _counted("dynamic_range", *((0, start) if stop is None else (start, stop)), step)
+    context.note("nl.dynamic_range is deprecated, and an error under NKI 0.7: use nl.fori_loop")
+    _open(loop)
+    yield loop.register
+    _close(loop)
+
+
+def _is_tested(register: VirtualRegister) -> bool:
+    """`while register:` is a runtime loop, its body what is traced between the first test and the second."""
+    source = context.kernel_line()
+    if not _WHILE_REGISTER.match(context.source_line(source)):
+        return Opaque.__bool__(register)
+    loops = context.current("a runtime loop").loops
+    if loops and loops[-1].source == source:
+        _close(loops[-1])
+        return False
+    context.note("while on a register is deprecated, and an error under NKI 0.7: use nl.while_loop")
+    _open(Loop("while", _new_register(), source, condition=register, next_condition=register))
+    return True
+
+
+VirtualRegister.__bool__ = _is_tested  # here, because it needs the tracer
 
 
 @contextlib.contextmanager
@@ -169,10 +206,6 @@ def no_reorder():
         yield
     finally:
         tracer.region = outer
-
-
-def dynamic_range(start, stop=None, step=1):
-    raise Refusal("dynamic_range is an error under NKI 0.7: use nl.fori_loop")
 
 
 def program_id(axis=0) -> int:

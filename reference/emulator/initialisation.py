@@ -17,7 +17,8 @@ from .opaque import VirtualRegister
 from .program import Block, Loop, Program
 from .tensor import NkiTensor, Storage
 
-UNDEFINED, VALUE, GROUP, GROUP_READ = range(4)  # of PSUM elements; a group is what nc_matmul wrote
+# Of PSUM elements: ZERO is what memset cleared, a group what nc_matmul wrote.
+UNDEFINED, VALUE, ZERO, GROUP, GROUP_READ = range(5)
 
 
 def check(program: Program) -> None:
@@ -191,10 +192,10 @@ class _Pass:
         else:
             refusal = Refusal(f"{name} reads what was never written", tensor=tensor,
                               first_missing=state.first_missing(tensor), allocated=storage.source)  # fmt: skip
-            if not storage.on_chip or state.mask is None or not state.mask.any():
+            if storage.kind != "internal" or state.mask is None or not state.mask.any():
                 raise refusal
-            # Kernels that run on hardware (nki-library's find_nonzero_indices) carry unwritten elements of a tile that
-            # is partly written, and drop them later: the verifier does not look at single elements.
+            # Kernels that run on hardware (nki-library's find_nonzero_indices) carry unwritten elements of a tensor
+            # that is partly written, and drop them later: the verifier does not look at single elements.
             storage.poisoned = True
             call.note(str(refusal))
 
@@ -212,19 +213,20 @@ class _Pass:
     def _write_psum(self, call: Call, tensor: NkiTensor) -> None:
         region = self._psum_region(tensor)
         if call.instruction.name != "nc_matmul":
-            region[...] = VALUE
+            region[...] = ZERO if call.instruction.name == "memset" and call.value == 0 else VALUE
             return
-        lowest, highest = int(region.min()), int(region.max())
         accumulate = call.args["accumulate"]
         if accumulate is None:
             call.note("accumulate is inferred: pass it explicitly")
-            accumulate = lowest != UNDEFINED
-            if accumulate is False and highest != UNDEFINED:
+            # UNVERIFIED whether the first write that overwrites may be a memset; over zeros both readings agree.
+            blank = (region == UNDEFINED) | (region == ZERO)
+            accumulate = not blank.any()
+            if not accumulate and not blank.all():
                 raise Refusal("accumulate=None where part of dst was written before and part was not", dst=tensor)
             call.args["accumulate"] = accumulate
-        if accumulate and lowest == UNDEFINED:
+        if accumulate and (region == UNDEFINED).any():
             raise Refusal("accumulate=True into PSUM that no matmul has started with accumulate=False", dst=tensor)
-        if accumulate and (region == VALUE).any():
+        if accumulate and ((region == VALUE) | (region == ZERO)).any():
             raise Refusal("accumulate=True into PSUM that another instruction than a matmul wrote: undefined on trn2",
                           dst=tensor)  # fmt: skip
         if not accumulate and (region == GROUP).any():

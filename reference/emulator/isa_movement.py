@@ -28,7 +28,7 @@ def _check_dma(call: Call, *tensors) -> None:
         if tensor.is_psum:
             raise Refusal("a DMA does not reach PSUM: copy to SBUF with nisa.tensor_copy first", tensor=tensor)
     if call.oob_mode == oob_modes.skip and not any(tensor.is_indirect() for tensor in tensors):
-        raise Refusal("oob_mode.skip is for dynamic addresses: neither side has one")
+        call.note("oob_mode.skip is for dynamic addresses: no tensor has one, so it does nothing")
 
 
 def _check_dma_copy(call: Call) -> None:
@@ -82,11 +82,7 @@ def _elements(tensor) -> np.ndarray:
     return offsets
 
 
-def _may_skip(call: Call) -> bool:
-    return call.oob_mode == oob_modes.skip
-
-
-@instruction(writes="dst", reads="src", engine=engines.dma, check=_check_dma_copy, may_write=_may_skip)
+@instruction(writes="dst", reads="src", engine=engines.dma, check=_check_dma_copy)
 def dma_copy(
     dst, src, priority=None, oob_mode=oob_modes.error, dge_mode=dge_modes.unknown, engine=engines.unknown, name=None
 ):
@@ -112,6 +108,8 @@ def _check_dma_transpose(call: Call) -> None:
         raise Refusal("dst.shape must be the permuted src.shape, rank included", dst=dst.shape, permuted=transposed)
     if src.dtype.itemsize not in (2, 4):
         raise Refusal("a DMA transposes dtypes of 2 or 4 bytes", dtype=src.dtype)
+    if call.oob_mode == oob_modes.skip and not src.is_indirect():
+        raise Refusal("oob_mode.skip is only for a dynamically addressed src")
     if src.vector_offset is not None:
         _check_indirect_transpose(call)
     elif call.dge_mode not in (dge_modes.unknown, dge_modes.hwdge):
@@ -159,7 +157,7 @@ def _check_indirect_transpose(call: Call) -> None:
                       indices=index.shape)  # fmt: skip
 
 
-@instruction(writes="dst", reads="src", engine=engines.dma, check=_check_dma_transpose, may_write=_may_skip)
+@instruction(writes="dst", reads="src", engine=engines.dma, check=_check_dma_transpose)
 def dma_transpose(dst, src, axes=None, priority=None, dge_mode=dge_modes.unknown, oob_mode=oob_modes.error, name=None):
     """dst = src with its first and last dimensions exchanged, bit by bit."""
     dst[...] = np.swapaxes(src, 0, -1) if src.ndim != 4 else src.transpose(3, 1, 2, 0)
@@ -209,7 +207,7 @@ def _same_view(a, b) -> bool:
     return (a.storage, a.offset, a.pattern) == (b.storage, b.offset, b.pattern) and a.vector_offset is b.vector_offset
 
 
-@instruction(writes="dst", reads="srcs", engine=engines.dma, check=_check_dma_compute, may_write=_may_skip)
+@instruction(writes="dst", reads="srcs", engine=engines.dma, check=_check_dma_compute)
 def dma_compute(dst, srcs, reduce_op, scales=None, unique_indices=True, oob_mode=oob_modes.error, name=None):
     """dst = the float32 sum of srcs; with a vector_offset a read-modify-write of the rows it names."""
     total = f32(srcs[0]).reshape(dst.shape)

@@ -9,7 +9,7 @@ import numpy as np
 from . import capacity, context, control, dtypes, isa
 from .enums import MemoryRegion, engine
 from .instruction import Refusal, instruction
-from .launch import NKIObject
+from .objects import NKIObject
 from .opaque import Opaque
 from .operators import OPERATORS, Operator
 from .rules import PSUM_ALIGN, QUADRANT

@@ -14,18 +14,12 @@ from draft_verify.reference.tensors import is_torch, to_numpy, to_torch
 from . import capacity, context, dtypes, initialisation, races
 from .enums import dge_mode
 from .instruction import Refusal
+from .objects import NKIObject
 from .program import Program
 from .tensor import NkiTensor, Storage
 from .trace import MAX_HBM_BYTES, Tracer
 
 _MAX_PROGRAMS = 32  # a kernel keeps; each holds the memory its tiles live in
-
-
-class NKIObject:
-    """Base of kernels' configuration objects; keyword arguments become attributes."""
-
-    def __init__(self, **kwargs):
-        self.__dict__.update(kwargs)
 
 
 class Kernel:

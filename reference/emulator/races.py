@@ -140,11 +140,15 @@ def _check_interval(storage: Storage, writes: list[_Access], others: list[_Acces
     if others and any(access.tensor.is_indirect() for access in (*writes, *others)):
         storage.contended = True
     written, own = Written(storage), Written(storage)
+    own_at_run_time = False
     for access in writes:
         if not access.tensor.is_indirect():
             written.region(access.tensor)[...] = True
     for access in others:
-        if access.tensor.is_indirect() or written.mask is None:
+        if access.tensor.is_indirect():
+            own_at_run_time |= access.write
+            continue
+        if written.mask is None:
             continue
         common = written.region(access.tensor)
         if access.write:
@@ -156,7 +160,7 @@ def _check_interval(storage: Storage, writes: list[_Access], others: list[_Acces
             storage.contended = True
             culprit.call.note(f"core {access.call.core} writes the same bytes of {storage.name} too: harmless only "
                               "where both write the same values")  # fmt: skip
-        else:
+        elif not own_at_run_time:
             _report(culprit, access)
 
 

@@ -167,6 +167,11 @@ class NkiTensor(Opaque):
     def __repr__(self):
         return f"{self.name}[{', '.join(map(str, self.shape))}] {self.dtype} {self.storage.buffer}"
 
+    def __bool__(self):
+        """UNVERIFIED: no document says what it is; nki-library's kernels ask so whether an optional tensor is there."""
+        context.note("Python `if`, `and`, `or` or `not` on a tensor tells that it is there, not what it holds")
+        return True
+
     # Views of a view.
 
     def __getitem__(self, key) -> NkiTensor:
@@ -393,31 +398,28 @@ def _check_vector(base, offset, rows):
 
 
 def _check_pattern(view: NkiTensor):
-    """Counts positive, strides not negative, and everything a static pattern touches inside the storage."""
+    """Counts positive, strides not negative, on chip whole partitions apart."""
     if any(not isinstance(n, int) or n < 1 or not isinstance(s, int) or s < 0 for s, n in view.pattern):
         raise Refusal("ap: counts are positive and strides are not negative", pattern=view.pattern)
-    first = 0
     if view.is_onchip:
-        first = 1
         stride, count = view.pattern[0]
-        per_partition = view.partition_elements
-        if count > 1 and stride != per_partition:
-            raise Refusal(
-                "ap: the partition stride is the number of elements a partition", stride=stride, elements=per_partition
-            )
-        if view.offset // per_partition + count > view.storage.shape[0]:
-            raise Refusal(
-                "ap: pattern past the last partition",
-                pattern=view.pattern,
-                offset=view.offset,
-                shape=view.storage.shape,
-            )
-        offset, size = view.offset % per_partition, per_partition
-    else:
-        offset, size = view.offset, view.storage.nbytes // view.itemsize
-        first = 1 if view.vector_offset is not None else 0
-    last = offset + sum((count - 1) * stride for stride, count in view.pattern[first:])
+        if count > 1 and stride != view.partition_elements:
+            raise Refusal("ap: the partition stride is the number of elements a partition", stride=stride,
+                          elements=view.partition_elements)  # fmt: skip
+
+
+def check_inside(view: NkiTensor) -> None:
+    """Refuses a view, which only `ap` can make so, that leaves its storage. A kernel may make one and not use it."""
+    offset, size, first = view.offset, view.storage.nbytes // view.itemsize, 1 if view.vector_offset is not None else 0
+    if view.is_onchip:
+        size, first = view.partition_elements, 1
+        partition, offset = divmod(offset, size)
+        if partition + view.shape[0] > view.storage.shape[0]:
+            raise Refusal("ap: pattern past the last partition", pattern=view.pattern, offset=view.offset,
+                          shape=view.storage.shape)  # fmt: skip
+    last = offset
+    for count, stride in zip(view.shape[first:], view.strides[first:]):
+        last += (count - 1) * stride
     if last >= size or offset < 0:
-        raise Refusal(
-            "ap: pattern outside the tensor", pattern=view.pattern, offset=view.offset, shape=view.storage.shape
-        )
+        raise Refusal("ap: pattern outside the tensor", pattern=view.pattern, offset=view.offset,
+                      shape=view.storage.shape)  # fmt: skip

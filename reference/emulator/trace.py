@@ -9,9 +9,9 @@ from .context import assigned_name, kernel_line, raising_kernel_line, tracers
 from .enums import MemoryRegion
 from .instruction import Call, NkiInstruction, Refusal, operand_rules
 from .program import Block, Program
-from .tensor import PARTITIONS, Storage
+from .tensor import PARTITIONS, Storage, check_inside
 
-_MAX_INSTRUCTIONS = 20_000  # our limit; the compiler's is not published (UNVERIFIED)
+_MAX_INSTRUCTIONS = 20_000  # ours; the compiler's own (NCC_EVRF007) is not published
 MAX_HBM_BYTES = 2**32
 
 
@@ -35,6 +35,10 @@ class Tracer:
         tracers.append(self)
         try:
             yield self
+            if self.loops:
+                refusal = Refusal("no break or return out of a runtime loop")
+                refusal.where = f"{self.loops[-1].source}: "
+                raise refusal
         except Refusal as refusal:
             if not refusal.where:
                 refusal.where = f"{raising_kernel_line(refusal)}: "
@@ -72,8 +76,8 @@ class Tracer:
     def append(self, call) -> None:
         call.index = self.calls
         self.calls += 1
-        if self.calls > _MAX_INSTRUCTIONS:
-            raise Refusal("too many instructions: static loops are unrolled", limit=_MAX_INSTRUCTIONS)
+        if self.calls == _MAX_INSTRUCTIONS + 1:
+            self.note(f"more than {_MAX_INSTRUCTIONS} instructions, static loops unrolled: the compiler has a limit")
         self.block.items.append(call)
         for _, tensor, access in call.tensors():
             tensor.storage.written |= access == "write"
@@ -81,6 +85,7 @@ class Tracer:
     def _check_scope(self, call) -> None:
         tensors = [(name, tensor) for name, tensor, _ in call.tensors()] + list(call.indices())
         for name, tensor in tensors:
+            check_inside(tensor)
             storage = tensor.storage
             if storage.loop is not None and not storage.loop.open:
                 raise Refusal(f"{name} was allocated in the body of a runtime loop and does not exist after it",

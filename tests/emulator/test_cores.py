@@ -67,6 +67,22 @@ def test_private_tensors_are_each_cores_own():
     np.testing.assert_array_equal(run(kernel, X), X)
 
 
+def test_a_core_may_read_back_what_it_wrote_at_a_run_time_address():
+    def kernel(x, rows):
+        out = shared((4, 32))
+        for row in range(4):
+            index = nl.load(rows[row : row + 1])
+            nl.store(out.ap([[32, 1], [1, 32]], scalar_offset=index, indirect_dim=0), nl.load(x[0, row : row + 1]))
+        nl.store(out, nl.load(out))
+        return out
+
+    program = emulator.trace(emulator.jit(kernel)[2], X, np.zeros((4, 1), np.int32), strict=False)
+    rows = np.array([[2], [0], [3], [1]], np.int32)
+    np.testing.assert_array_equal(program.run(X, rows)[rows[:, 0]], X[0, :4])
+    with pytest.raises(emulator.Refusal, match="never written"):
+        program.run(X, np.zeros((4, 1), np.int32))
+
+
 def test_a_barrier_inside_a_loop_orders_each_iteration():
     def kernel(x, count):
         core = nl.program_id(0)

@@ -59,6 +59,25 @@ def test_an_omitted_accumulate_overwrites_first_and_adds_afterwards():
     np.testing.assert_array_equal(run(emit, values, out=((8, 8), nl.float32), strict=False), 3 * values)
 
 
+def test_an_omitted_accumulate_over_zeros_gives_the_sum_and_over_other_values_is_refused():
+    values = np.eye(8, dtype=np.float32)
+
+    def emit(start):
+        def body(dst, tile):
+            psum = nl.ndarray((8, 8), dtype=nl.float32, buffer=nl.psum)
+            nisa.memset(psum, start)
+            for _ in range(3):
+                nisa.nc_matmul(psum, tile, tile)
+            nisa.tensor_copy(dst=dst, src=psum)
+
+        return body
+
+    out = ((8, 8), nl.float32)
+    np.testing.assert_array_equal(run(emit(0.0), values, out=out, strict=False), 3 * values)
+    with pytest.raises(emulator.Refusal, match="another instruction than a matmul wrote"):
+        run(emit(1.0), values, out=out, strict=False)
+
+
 def test_double_row_contracts_partitions_and_the_first_free_dimension():
     stationary, moving = normal(64, 2, 24, dtype=fp8), normal(64, 2, 40, dtype=fp8, seed=1)
     result = run(

@@ -1,6 +1,7 @@
 """A kernel is traced once per shapes, dtypes and constants, and its program runs on any arrays of that kind."""
 
 import sys
+from dataclasses import dataclass, field
 
 import ml_dtypes
 import numpy as np
@@ -135,6 +136,46 @@ def test_tuples_and_configuration_objects_carry_tensors():
     np.testing.assert_array_equal(result, 14 * x)
 
 
+def test_the_initialiser_of_a_class_takes_its_fields_whatever_declares_them():
+    class Plain(emulator.NKIObject):
+        rows: int
+        columns = 4
+
+        def __post_init__(self):
+            self.size = self.rows * self.columns
+
+    @dataclass
+    class Decorated(emulator.NKIObject):
+        rows: int
+        columns = 4
+        names: list = None
+
+    class Derived(Decorated):
+        depth: int = 2
+
+    class Own(emulator.NKIObject):
+        rows: int = 0
+
+        def __init__(self, given):
+            self.rows = given + 1
+
+    class Own2(Own):
+        columns: int = 3
+
+    @dataclass
+    class WithFactory(emulator.NKIObject):
+        names: list = field(default_factory=list)
+
+    assert (Plain(3).size, Plain(rows=3, columns=2).size) == (12, 6)
+    assert vars(Decorated(columns=1)) == {"rows": None, "names": None, "columns": 1}
+    assert Derived(1, depth=5).depth == 5 and Decorated(1) == Decorated(1)
+    assert Own(1).rows == Own2(1).rows == 2
+    assert WithFactory().names == [] and WithFactory().names is not WithFactory().names
+    assert emulator.NKIObject(anything=1).anything == 1
+    with pytest.raises(TypeError):
+        Plain(depth=1)
+
+
 def test_kernels_call_kernels_and_a_launch_runs_like_a_simulation():
     @nki.jit
     def doubled(tile):
@@ -264,6 +305,24 @@ def test_what_a_run_leaves_unwritten_is_nan_in_every_run():
         mask = np.repeat(np.arange(8)[None] < columns, 4, axis=0).astype(np.uint8)
         result = program.run(np.full((4, 8), 2, np.float32), mask)
         assert (result[:, :columns] == 2).all() and np.isnan(result[:, columns:]).all()
+
+
+def test_scratch_in_hbm_that_is_written_in_part_may_be_carried_along_and_is_nan_where_it_is_not():
+    def kernel(x):
+        scratch = nl.ndarray((4, 8), nl.float32, buffer=nl.private_hbm)
+        nl.store(scratch[:, 0:5], nl.load(x[:, 0:5]))
+        out = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(scratch))
+        return out
+
+    x = np.ones((4, 8), np.float32)
+    program = emulator.trace(kernel, x, strict=False)
+    assert any("reads what was never written" in note for note in program.notes)
+    for _ in range(2):
+        result = program.run(x)
+        assert (result[:, :5] == 1).all() and np.isnan(result[:, 5:]).all()
+    with pytest.raises(emulator.Refusal, match="reads what was never written"):
+        emulator.trace(kernel, x, strict=True)
 
 
 def test_trip_counts_of_the_last_run_are_kept():

@@ -132,11 +132,20 @@ def int_bounds(x, wrong):
     return stored(tile)
 
 
-@row("22 dynamic_range", "dynamic_range is an error", X)
+@row("22 dynamic_range", "dynamic_range is deprecated, and an error under NKI 0.7", X)
 def dynamic_range(x, wrong):
     tile = nl.load(x)
     for _ in nl.dynamic_range(2) if wrong else range(2):
         nisa.tensor_tensor(tile, tile, tile, nl.add)
+    return stored(tile)
+
+
+@row("22 while on a register", "while on a register is deprecated, and an error under NKI 0.7", X)
+def bare_while(x, wrong):
+    tile, counter, condition = nl.load(x), nl.zeros((1, 1), nl.int32), nisa.register_alloc(1)
+    if wrong:
+        while condition:
+            nisa.register_load(condition, counter)
     return stored(tile)
 
 
@@ -220,3 +229,52 @@ def test_a_loop_body_is_traced_once_whatever_it_does_to_python():
 
     result = emulator.simulate(kernel)(np.zeros((128, 64), np.float32), np.array([[5]], np.int32))
     assert len(seen) == 1 and (result == 5).all()
+
+
+def test_the_loops_of_nki_0_6_run_as_many_times_as_their_registers_say():
+    def kernel(x, count):
+        counter, one = nl.load(count), nl.full((1, 1), 1, nl.int32)
+        times, condition = register(counter), register(counter)
+        tile = nl.load(x)
+        for _ in nl.dynamic_range(times):
+            nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+        for _ in nl.dynamic_range(1, times, 2):
+            nisa.tensor_scalar(tile, tile, nl.add, 100.0)
+        while condition:
+            nisa.tensor_scalar(tile, tile, nl.add, 10000.0)
+            nisa.tensor_tensor(counter, counter, one, nl.subtract)
+            nisa.register_load(condition, counter)
+        return stored(tile)
+
+    simulate = emulator.simulate(kernel, strict=False)
+    for times in (0, 1, 5):
+        result = simulate(np.zeros((128, 64), np.float32), np.array([[times]], np.int32))
+        assert (result == times + 100 * (times // 2) + 10000 * times).all()
+
+
+@pytest.mark.parametrize("construct", ["dynamic_range", "while"])
+def test_a_runtime_loop_is_not_left_early(construct):
+    def kernel(x):
+        tile, condition = nl.load(x), nisa.register_alloc(1)
+        if construct == "while":
+            while condition:
+                break
+        else:
+            for _ in nl.dynamic_range(2):
+                break
+        return stored(tile)
+
+    with pytest.raises(emulator.Refusal, match="no break or return out of a runtime loop"):
+        emulator.trace(kernel, X, strict=False)
+
+
+def test_an_optional_argument_may_be_asked_for_by_its_truth():
+    def kernel(x, bias=None):
+        tile = nl.load(x)
+        if bias:
+            nisa.tensor_tensor(tile, tile, nl.load(bias), nl.add)
+        return stored(tile)
+
+    simulate = emulator.simulate(kernel, strict=False)
+    np.testing.assert_array_equal(simulate(X), X)
+    np.testing.assert_array_equal(simulate(X, X), X + X)

@@ -223,6 +223,19 @@ def long_slice(x, wrong):
     return stored(nl.load(x[:, 0 : 65 if wrong else 64]))
 
 
+@row("7 pattern past the end", "pattern outside the tensor", X)
+def long_pattern(x, wrong):
+    tile = nl.load(x)
+    wide = tile.ap([[64, 128], [2, 33]])
+    return stored(wide if wrong else wide[:, 0:32])  # a view that nothing uses may reach too far
+
+
+@row("7 pattern past the last partition", "pattern past the last partition", X)
+def deep_pattern(x, wrong):
+    tile = nl.load(x)
+    return stored(tile.ap([[64, 128], [1, 64]], offset=64 if wrong else 0))
+
+
 @row("8 vector offset past dimension 0", "indirect_dim=0 only", X, ROWS)
 def indirect_dim(x, rows, wrong):
     tile = nl.ndarray((4, 64), nl.float32)
@@ -314,7 +327,7 @@ def duplicates(x, rows, wrong):
     return out
 
 
-@row("26 unrolled too far", "too many instructions.*limit=20000", X)
+@row("26 unrolled too far", "more than 20000 instructions", X)
 def unrolled(x, wrong):
     counter = nisa.register_alloc(0)
     for number in range(20_000 if wrong else 100):

@@ -24,7 +24,14 @@ def pytest_configure(config):
 
 
 def pytest_generate_tests(metafunc):
-    """Their `coverage_parametrize`, by their own generator."""
+    """Their ranged tests and their `coverage_parametrize`, by their own generators."""
+    if "range_test_options" in metafunc.fixturenames:
+        from test.utils.ranged_test_harness import RangeTestHarness
+
+        random.seed(metafunc.definition.nodeid)
+        limit = getattr(metafunc.function, "limit_num_of_test", None)
+        ids, cases = RangeTestHarness(metafunc.function.range_test_config, limit).get_unique_test_cases()
+        metafunc.parametrize("range_test_options", cases, ids=ids)
     for mark in metafunc.definition.iter_markers("coverage_parametrize"):
         from test.utils.coverage_parametrized_tests import extract_parametrize_args, generate_parametrized_test_case
 
@@ -35,6 +42,14 @@ def pytest_generate_tests(metafunc):
         cases = generate_parametrized_test_case(choices, coverage, keep, **options)
         names, values, ids = extract_parametrize_args(choices, cases)
         metafunc.parametrize(names, values, ids=ids)
+
+
+@pytest.fixture(autouse=True)
+def trn2_is_among_its_platforms(request):
+    """Their `platforms` mark."""
+    for mark in request.node.iter_markers("platforms"):
+        if any(platform.value == "trn2" for platform in mark.kwargs["exclude"]):
+            pytest.skip("not for trn2, its own mark says")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import itertools
+import math
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -50,6 +51,8 @@ def _module(name: str, **contents) -> None:
 
 
 def _numpy_dtype(dtype) -> np.dtype:
+    if str(dtype).endswith("_x4"):
+        pytest.xfail(_TRN3)
     return np.dtype(getattr(dtype, "np", dtype))
 
 
@@ -74,6 +77,14 @@ def _all_pairs(values, filter_func=lambda row: True):
             yield row
 
 
+_erf = np.vectorize(math.erf, otypes=[float])
+
+
+def _expit(x) -> np.ndarray:
+    """scipy.special: the logistic function."""
+    return 1 / (1 + np.exp(-np.asarray(x)))
+
+
 def _circulant(column) -> np.ndarray:
     """scipy.linalg: column j is `column` rotated by j."""
     column = np.asarray(column)
@@ -81,12 +92,23 @@ def _circulant(column) -> np.ndarray:
     return column[(index[:, None] - index) % len(column)]
 
 
+_TRN3 = "trn3 only: MX types, matrix products and activation functions of NeuronCore-v4"
+
 # Where a kernel of theirs breaks a rule that the documentation states.
 _REFUSED_AS_DOCUMENTED = {
+    "NeuronCore-v4": _TRN3,
     "value must match the dtype of dst": "nisa.memset of an integer tile with a float: an error since NKI 0.3",
+    "data is a tensor in shared HBM": "nisa.core_barrier on a tile in SBUF",
     "both cores write the same bytes, and not the same values": "each core zeroes all of the output, then stores its"
     " half, with no core_barrier between: what the other core stored first is lost",
 }
+
+# Modules of which constants are repaired, so that the rest of the kernel runs: integers where dge_mode is to be a
+# member of the enumeration (an error since NKI 0.3).
+_INTEGER_DGE_MODE = (
+    "core.subkernels.norm_tkg_utils", "core.qkv.qkv_tkg", "core.mlp.mlp_tkg.mlp_tkg_gate_up_projection",
+    "core.mlp.mlp_tkg.mlp_tkg_utils", "core.mlp.mlp_tkg.mlp_tkg_down_projection",
+)  # fmt: skip
 
 
 class Orchestrator:
@@ -98,9 +120,7 @@ class Orchestrator:
     def execute(self, kernel_args) -> None:
         """kernel_args: their KernelArgs. Raises AssertionError where an output differs from the golden one."""
         kernel, lnc = emulator.jit(kernel_args.kernel_func), kernel_args.compiler_input.logical_nc_config
-        inputs = {
-            name.removesuffix(".must_alias_input"): _argument(value) for name, value in kernel_args.kernel_input.items()
-        }
+        inputs = {name: _argument(value) for name, value in _plain_names(kernel_args.kernel_input).items()}
         try:
             outputs = kernel[lnc](**inputs)
         except emulator.Refusal as refusal:
@@ -113,7 +133,9 @@ class Orchestrator:
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         arguments = kernel_args.validation_args
         expected = getattr(arguments.golden_output, "golden", arguments.golden_output)
-        assert len(outputs) == len(expected), "the kernel returns as many tensors as its reference"
+        if expected is None:  # a kernel that checks itself
+            return
+        assert len(outputs) >= len(expected), "a tensor for each reference; their own check ignores others too"
         for (name, golden), output in zip(expected.items(), outputs):
             _compare(name, output, golden, arguments)
 
@@ -148,7 +170,7 @@ def install(checkout: str) -> None:
     emulator.install()
     nki = sys.modules["nki"]
     # Names of earlier releases that their code still mentions in annotations.
-    nki.dtype = nki.language
+    nki.dtype = sys.modules["nki.dtype"] = nki.language
     _module("neuronxcc")
     _module("neuronxcc.nki")
     _module("neuronxcc.nki.typing", mutable_tensor=nki.typing.mutable_tensor, tensor=nki.typing.tensor)
@@ -166,6 +188,7 @@ def install(checkout: str) -> None:
     if importlib.util.find_spec("scipy") is None:
         _module("scipy")
         _module("scipy.linalg", circulant=_circulant)
+        _module("scipy.special", erf=_erf, expit=_expit)
     _module("test.utils.test_orchestrator", Orchestrator=Orchestrator)
     _module("test.utils.tensor_histogram", TensorHistogram=lambda *args, **kwargs: NoCollector())
     _module("test.utils.metrics_collector", IMetricsCollector=NoCollector, NoopMetricsCollector=NoCollector,
@@ -173,3 +196,25 @@ def install(checkout: str) -> None:
     sys.meta_path.append(_Finder())
     sys.modules.pop("test", None)
     sys.path[:0] = [checkout, f"{checkout}/src", f"{checkout}/src/nkilib_src"]
+    for module in _INTEGER_DGE_MODE:
+        constants = vars(importlib.import_module(f"nkilib_src.nkilib.{module}"))
+        constants.update(_DGE_MODE_NONE=nki.isa.dge_mode.unknown, _DGE_MODE_UNKNOWN=nki.isa.dge_mode.unknown)
+    _name_arguments_without_suffix()
+
+
+def _name_arguments_without_suffix() -> None:
+    """Some of their tests look an aliased argument up by its plain name, which their framework does not offer."""
+    from test.utils.unit_test_framework import UnitTestFramework
+
+    initialise = UnitTestFramework.__init__
+
+    def with_plain_names(self, *args, **kwargs):
+        initialise(self, *args, **kwargs)
+        describe = self.output_tensor_descriptor
+        self.output_tensor_descriptor = lambda inputs: describe(inputs | _plain_names(inputs))
+
+    UnitTestFramework.__init__ = with_plain_names
+
+
+def _plain_names(inputs: dict) -> dict:
+    return {name.removesuffix(".must_alias_input"): value for name, value in inputs.items()}
