@@ -271,6 +271,7 @@ def rollback(quick: bool) -> Iterator[Case]:
         for layout in ("BHSD", "BHDS", "NHPD", "NPHD"):
             for layers in (1, 8):
                 yield _commit(point | {"D": 128, "layers": layers}, layout)
+            yield _commit(point | {"D": 128, "layers": 8}, layout, stacked=True)
         for layout in ("BHSD", "BHDS"):
             yield _commit(point | {"D": 128, "layers": 8}, layout, tree=True)
         yield _compact(point | {"D": 128})
@@ -304,9 +305,11 @@ def _cache_shapes(layout: str, batch: int, size: int) -> tuple[tuple[int, ...], 
     return (batch, heads, size, slots) if layout == "BHDS" else rows, rows, options
 
 
-def _commit(point: dict[str, int], layout: str, tree: bool = False) -> Case:
-    """Rows 0, 1, 2, ... of a chain, or 0, 2, 4, ... of a tree."""
+def _commit(point: dict[str, int], layout: str, tree: bool = False, stacked: bool = False) -> Case:
+    """Rows 0, 1, 2, ... of a chain, or 0, 2, 4, ... of a tree; layers stacked in one tensor are further sequences."""
     batch, rows, size, layers = point["B"], point["T"], point["D"], point["layers"]
+    if stacked:
+        batch, layers = batch * layers, 1
     accepted = (rows - 1) // 2
 
     def inputs(make: Make) -> tuple[tuple, dict]:
@@ -328,7 +331,7 @@ def _commit(point: dict[str, int], layout: str, tree: bool = False) -> Case:
     elif layout == "BHDS":
         keys = (run // size, runs * size)
     windows = (size * 2, 2 * runs * (accepted + 1)) if tree else (run, 2 * runs)
-    variant = f"{layout} tree" if tree else layout
+    variant = f"{layout} tree" if tree else f"{layout} stacked" if stacked else layout
     return Case("commit_window", variant, point, inputs, 4 * runs * run, pieces=(windows, keys, values))
 
 

@@ -34,11 +34,14 @@ def commit_window(
     Row path[b, j] of sequence b's window goes to position seq_lens[b] + j, j = 0..num_accepted[b]: row 0 and the
     accepted drafts. The recovered or bonus token has no key yet; it is row 0 of the next window.
 
+    Layers stacked in one array [layers * B, ...] may come as so many sequences, lengths repeated and block ids shifted
+    by each layer's first block: a few DMAs then serve them all, where every entry of a tuple takes its own.
+
     Args:
         key_cache, value_cache: fp32, bf16 or fp8, one array or a tuple with one a layer (then `key` and `value` too):
             "BHSD" [B, Hkv, S, D]; "BHDS" the same with keys [B, Hkv, D, S]; "NHPD" [N, Hkv, P, D] and "NPHD"
             [N, P, Hkv, D] blocks of P tokens.
-        key, value: [B, Hkv, T, D] fp32 or bf16, of the cache's dtype unless that is fp8; D as rotated, T <= 128.
+        key, value: [B, Hkv, T, D] fp32 or bf16, the cache's dtype unless that is fp8; D as rotated, B and T <= 128.
         seq_lens: [B] int32, tokens in the cache before the step.
         num_accepted: [B] int32, accepted drafts, 0..T-1; -1 is an empty slot, of which nothing is written.
         path: [B, T] int32, the window rows kept, starting with 0 and rising (`Acceptance.path`); default 0, 1, 2, ...

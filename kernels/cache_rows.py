@@ -33,19 +33,38 @@ def layers_of(tensors):
     return tensors if isinstance(tensors, tuple) else (tensors,)
 
 
-def my_moves(sources, targets, scales, parity):
-    """This core's share of one move a layer, as (source, target, scales, layer).
+def my_moves(keys, values, cache_layout):
+    """This core's share of one move of keys and one of values a layer, by layout: a list of (moves, layout).
 
-    A core moves whole tensors. With parity 0 for keys and 1 for values, a layer's two go to different cores,
-    alternating, so that neither gets all the keys, which are slow to write where they are stored transposed.
+    A core moves whole tensors. A layer's two go to different cores, alternating, so that neither gets all the keys,
+    which are slow to write where they are stored transposed; values never are.
+
+    Args:
+        keys, values: (sources, targets, scales), tensors or tuples with one a layer; of scales, see to_float8.
+
+    Returns:
+        moves: a list of (source, target, scales, layer), never empty, all of one shape.
     """
-    sources = layers_of(sources)
-    targets = layers_of(targets)
-    moves = []
-    for layer in range(len(targets)):
-        if (layer + parity) % nl.num_programs(0) == nl.program_id(0):
-            moves.append((sources[layer], targets[layer], scales, layer))
-    return moves
+    shares = []
+    for parity in range(2):
+        sources, targets, scales = keys if parity == 0 else values
+        sources = layers_of(sources)
+        targets = layers_of(targets)
+        moves = []
+        for layer in range(len(targets)):
+            if (layer + parity) % nl.num_programs(0) == nl.program_id(0):
+                moves.append((sources[layer], targets[layer], scales, layer))
+        shares.append(moves)
+    key_moves, value_moves = shares
+    if cache_layout != "BHDS":
+        key_moves.extend(value_moves)
+        value_moves = []
+    result = []
+    if len(key_moves) > 0:
+        result.append((key_moves, cache_layout))
+    if len(value_moves) > 0:
+        result.append((value_moves, "BHSD"))
+    return result
 
 
 def in_order(keys, values):

@@ -10,7 +10,7 @@ from .window_runs import slots_of
 NUM_BUFFERS = 2  # of all rows of a segment: one is gathered while another is written
 
 
-def move_columns(moves, row, slot, length, end, longest):
+def move_columns(moves, row, slot, length, end, longest, zero):
     """Moves the entries end - length .. end - 1 of each segment of each (window, cache, scales, layer) in `moves`.
 
     An element of a transposed key takes a descriptor for itself, or for as many neighbouring slots as are written at
@@ -22,6 +22,7 @@ def move_columns(moves, row, slot, length, end, longest):
         slot: [B, T] int32, what `locate` says of each entry.
         length, end: [B, K] int32 and fp32, segments of entries whose slots are neighbours.
         longest: the most entries of a segment.
+        zero: [128, 1] int32.
     """
     window, cache, _, _ = moves[0]
     batch, heads, _, head_dim = window.shape
@@ -59,7 +60,7 @@ def move_columns(moves, row, slot, length, end, longest):
         for turn in range(len(moves) + 1):
             if turn < len(moves):
                 if turn < NUM_BUFFERS:
-                    buffers.append(zeros((count, longest, head_dim), window.dtype, turn))
+                    buffers.append(zeros((count, longest, head_dim), window.dtype, zero))
                 for index in range(longest):
                     rows = at_rows(moves[turn][0], "BHSD", source[:, index : index + 1], 1, 1, 1)
                     buffer = buffers[turn % NUM_BUFFERS][:, index : index + 1, :]

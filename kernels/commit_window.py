@@ -1,11 +1,11 @@
 """commit_window: the accepted rows of a window, and only those, into every kind of cache."""
 
 import nki
+import nki.language as nl
 import nki.typing as nt
 
 from .cache_rows import (
     add_lengths,
-    as_flags,
     constant,
     flag_path,
     in_order,
@@ -18,9 +18,7 @@ from .cache_rows import (
     num_slots,
     row_numbers,
 )
-from .column_moves import move_columns
-from .row_moves import move_runs
-from .window_runs import columns_pay, longest_run, run_unit, runs_of, runs_pay, segments_of, slots_of
+from .window_moves import move_window
 
 
 @nki.jit
@@ -62,27 +60,21 @@ def commit_window(
     Returns:
         key_caches then value_caches, as one flat tuple.
     """
-    key_moves = my_moves(keys, key_caches, key_scales, 0)
-    value_moves = my_moves(values, value_caches, value_scales, 1)
     lengths = (seq_lens, num_accepted, path, block_table)
-    if cache_layout == "BHDS":
-        commit(key_moves, lengths, "BHDS", chain, ring)
-        commit(value_moves, lengths, "BHSD", chain, ring)
-    else:
-        key_moves.extend(value_moves)
-        commit(key_moves, lengths, cache_layout, chain, ring)
+    for share in my_moves((keys, key_caches, key_scales), (values, value_caches, value_scales), cache_layout):
+        moves, layout = share
+        commit(moves, lengths, layout, chain, ring)
     return in_order(key_caches, value_caches)
 
 
 def commit(moves, lengths, cache_layout, chain, ring):
     """Moves the kept rows of each (window, cache, scales, layer) in `moves`, all of one shape."""
-    if len(moves) == 0:
-        return
     window, cache, _, _ = moves[0]
     seq_lens, num_accepted, path, block_table = lengths
     batch, _, rows, _ = window.shape
     slots = num_slots(cache, cache_layout, block_table)
 
+    zero = constant((nl.tile_size.pmax, 1), 0)  # first: buffers are zeroed while lengths are on their way
     seq_len = load_lengths(seq_lens)
     accepted = load_lengths(num_accepted)
     entry = row_numbers(batch, rows)
@@ -95,18 +87,4 @@ def commit(moves, lengths, cache_layout, chain, ring):
     if ring:
         kept = last_rows(kept, accepted, slots, entry)
     most = min(rows, slots)
-    unit = run_unit(cache, cache_layout, block_table, ring)
-    whole = not (ring and rows > slots)  # kept rows start with row 0
-    if cache_layout == "BHDS" and whole and columns_pay(moves, longest_run(most, unit), chain):
-        length, end = segments_of(kept, constant((batch, 1), 0), seq_len, most, unit)
-        move_columns(moves, row, slot, length, end, longest_run(most, unit))
-        return
-    runs = []
-    if chain and whole and runs_pay(moves, window, cache_layout, most, unit):
-        for run in runs_of(kept, constant((batch, 1), 0), seq_len, most, unit, window, cache_layout):
-            size, first, exists = run
-            runs.append((size, first, exists, slots_of(first, slot), exists))
-    else:
-        exists = as_flags(kept)
-        runs.append((1, row, exists, slot, exists))
-    move_runs(moves, "BHSD", cache_layout, runs)
+    move_window(moves, cache_layout, block_table, ring, row, slot, kept, seq_len, most, chain, zero)

@@ -8,6 +8,7 @@ import nki.typing as nt
 from .cache_rows import (
     add_lengths,
     as_flags,
+    constant,
     flag,
     flag_path,
     in_order,
@@ -54,26 +55,20 @@ def compact_window(
     Returns:
         key_caches then value_caches, as one flat tuple.
     """
-    key_moves = my_moves(key_caches, key_caches, None, 0)
-    value_moves = my_moves(value_caches, value_caches, None, 1)
     lengths = (seq_lens, path, num_accepted, draft_lens, block_table)
-    if cache_layout == "BHDS":
-        compact(key_moves, lengths, "BHDS", scrub, ring)
-        compact(value_moves, lengths, "BHSD", scrub, ring)
-    else:
-        key_moves.extend(value_moves)
-        compact(key_moves, lengths, cache_layout, scrub, ring)
+    for share in my_moves((key_caches, key_caches, None), (value_caches, value_caches, None), cache_layout):
+        moves, layout = share
+        compact(moves, lengths, layout, scrub, ring)
     return in_order(key_caches, value_caches)
 
 
 def compact(moves, lengths, cache_layout, scrub, ring):
     """Compacts each cache in `moves`, all of one shape."""
-    if len(moves) == 0:
-        return
     cache, _, _, _ = moves[0]
     seq_lens, path, num_accepted, draft_lens, block_table = lengths
     batch, window = path.shape
 
+    zero = constant((nl.tile_size.pmax, 1), 0)  # first: buffers are zeroed while lengths are on their way
     seq_len = load_lengths(seq_lens)
     accepted = load_lengths(num_accepted)
     paths = load_path(path)
@@ -97,7 +92,7 @@ def compact(moves, lengths, cache_layout, scrub, ring):
         nisa.tensor_tensor(dst=written, data1=moved, data2=rejected, op=nl.add)
     # A rejected row has no source, so what scrubs its slot is zero.
     runs = [(1, source_slot, as_flags(moved), target_slot, as_flags(written))]
-    move_runs(moves, cache_layout, cache_layout, runs)
+    move_runs(moves, cache_layout, cache_layout, runs, zero)
 
 
 def rejected_rows(rows, num_accepted, last, kept, outside):

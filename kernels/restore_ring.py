@@ -7,7 +7,6 @@ import nki.typing as nt
 
 from .cache_rows import (
     add_lengths,
-    as_flags,
     constant,
     in_order,
     load_lengths,
@@ -16,8 +15,7 @@ from .cache_rows import (
     not_negative,
     row_numbers,
 )
-from .row_moves import move_runs
-from .window_runs import run_unit, runs_of, runs_pay, slots_of
+from .window_moves import move_window
 
 
 @nki.jit
@@ -44,39 +42,24 @@ def restore_ring(
     Returns:
         key_caches then value_caches, as one flat tuple.
     """
-    key_moves = my_moves(saved_keys, key_caches, None, 0)
-    value_moves = my_moves(saved_values, value_caches, None, 1)
-    if cache_layout == "BHDS":
-        restore(key_moves, seq_lens, num_accepted, block_table, "BHDS")
-        restore(value_moves, seq_lens, num_accepted, block_table, "BHSD")
-    else:
-        key_moves.extend(value_moves)
-        restore(key_moves, seq_lens, num_accepted, block_table, cache_layout)
+    for share in my_moves((saved_keys, key_caches, None), (saved_values, value_caches, None), cache_layout):
+        moves, layout = share
+        restore(moves, seq_lens, num_accepted, block_table, layout)
     return in_order(key_caches, value_caches)
 
 
 def restore(moves, seq_lens, num_accepted, block_table, cache_layout):
     """Restores each cache of the (saved, cache, _, _) in `moves`, all of one shape."""
-    if len(moves) == 0:
-        return
     saved, cache, _, _ = moves[0]
     batch, _, window, _ = saved.shape
+    zero = constant((nl.tile_size.pmax, 1), 0)  # first: buffers are zeroed while lengths are on their way
     row = row_numbers(batch, window)
     seq_len = load_lengths(seq_lens)
     accepted = load_lengths(num_accepted)
     slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, True)
     rejected = rejected_rows(row, seq_len, accepted, outside)
-    unit = run_unit(cache, cache_layout, block_table, True)
-    runs = []
-    if window > 1 and runs_pay(moves, saved, cache_layout, window - 1, unit):
-        begin = add_lengths(accepted, constant((batch, 1), 1))
-        for run in runs_of(rejected, begin, seq_len, window - 1, unit, saved, cache_layout):
-            size, first, exists = run
-            runs.append((size, first, exists, slots_of(first, slot), exists))
-    else:
-        exists = as_flags(rejected)
-        runs.append((1, row, exists, slot, exists))
-    move_runs(moves, "BHSD", cache_layout, runs)
+    most = max(window - 1, 1)
+    move_window(moves, cache_layout, block_table, True, row, slot, rejected, seq_len, most, True, zero)
 
 
 def rejected_rows(rows, seq_len, num_accepted, outside):

@@ -15,14 +15,15 @@ from .cache_rows import (
     run_pieces,
 )
 
-MAX_KINDS = 8  # of moves that take turns: so many have 24 buffers
-MAX_BYTES = 4096  # a partition of a buffer
+MAX_KINDS = 6  # of moves that take turns: so many have 18 buffers
+MAX_BYTES = 8192  # a partition of a buffer
 RUN_BYTES = 1024  # a descriptor with which a DMA stays within 1.5 of the bytes' time
+MOST_INDICES = 64  # of a DMA where partitions can share a run's heads: GpSimd takes ~10 ns for each
 PART_BYTES = 64  # what HBM reads and writes at least
 FLOAT8_MAX = 240.0
 
 
-def move_runs(moves, source_layout, target_layout, runs):
+def move_runs(moves, source_layout, target_layout, runs, zero):
     """Moves runs of rows of each (source, target, scales, layer) in `moves`, all of one shape.
 
     A run and the heads it is for are in one tile, all columns of which are read before any is written.
@@ -32,15 +33,16 @@ def move_runs(moves, source_layout, target_layout, runs):
         runs: for each size (rows, source [B, C] int32, source_exists [B, C] uint8, target, target_exists): what
             `locate` says of the first row of each run on either side, and whether there is one. A run without a source
             is zero.
+        zero: [128, 1] int32.
     """
     kinds = []
     for run in runs:
         kinds.extend(kinds_of(moves, source_layout, target_layout, run))
     for first in range(0, len(kinds), MAX_KINDS):
-        take_turns(moves, source_layout, target_layout, kinds[first : first + MAX_KINDS])
+        take_turns(moves, source_layout, target_layout, kinds[first : first + MAX_KINDS], zero)
 
 
-def take_turns(moves, source_layout, target_layout, kinds):
+def take_turns(moves, source_layout, target_layout, kinds, zero):
     """Gathers and scatters of every kind for one move after the other.
 
     Gathers run ahead by a turn of every kind and one more: GpSimd, which issues DMAs in program order, ~1 us each, then
@@ -55,7 +57,7 @@ def take_turns(moves, source_layout, target_layout, kinds):
             size, heads, parts, _, index, _, buffers = kinds[step % len(kinds)]
             rows = at_rows(moves[turn][0], source_layout, index, heads, size, parts)
             if turn < depth:
-                buffers.append(zeros(rows.shape, rows.dtype, step + turn))
+                buffers.append(zeros(rows.shape, rows.dtype, zero))
             nisa.dma_copy(dst=buffers[turn % depth], src=rows, oob_mode=nisa.oob_mode.skip)
         if step >= ahead:
             turn = (step - ahead) // len(kinds)
@@ -82,11 +84,10 @@ def kinds_of(moves, source_layout, target_layout, run):
     head_bytes = head_dim * element_bytes(source.dtype)
     transposed = source_layout == "BHDS" or target_layout == "BHDS"
     # An index takes as long as a short descriptor, so each moves some bytes. In "NPHD" heads lie side by side: the
-    # fewer partitions share them, the longer their descriptors; the more, the sooner Vector has reordered them.
-    partitions, least = nl.tile_size.pmax, 0 if transposed else RUN_BYTES
-    if source_layout == "NPHD" or target_layout == "NPHD":
-        partitions, least = nl.tile_size.pmax // 2, size * RUN_BYTES // 2
-    groups = row_groups(heads, size * head_bytes, partitions // (batch * columns), least)
+    # fewer partitions share them, the longer their descriptors.
+    least = size * RUN_BYTES // 2 if source_layout == "NPHD" or target_layout == "NPHD" else RUN_BYTES
+    most = MOST_INDICES // (batch * columns)
+    groups = row_groups(heads, size * head_bytes, most, 0 if transposed else least)
     parts = 1
     if transposed and groups == heads:
         parts = head_parts(head_dim, head_bytes, batch * groups * columns)
@@ -99,10 +100,24 @@ def kinds_of(moves, source_layout, target_layout, run):
     cache_row_indices(rows[:, :, :, 0], source_first, source_exists, source, source_layout, parts)
     cache_row_indices(rows[:, :, :, 1], target_first, target_exists, target, target_layout, parts)
     kinds = []
-    for tile in row_tiles(batch, groups, columns * parts):
-        index = on_partitions(rows, tile)
+    for entry in index_tiles(rows):
+        tile, index = entry
         kinds.append((size, heads // groups, parts, tile, index[:, 0:1], index[:, 1:2], []))
     return kinds
+
+
+def index_tiles(rows):
+    """Tiles (see row_tiles) of indices [B, groups, C, K], and [count, K] of each, an index a partition."""
+    batch, groups, columns, _ = rows.shape
+    tiles = []
+    if 2 * batch > nl.tile_size.pmax:  # sequences fill the partitions as they are: no index has to move
+        for group in range(groups):
+            for column in range(columns):
+                tiles.append(((0, batch, group, 1), rows[:, group, column]))
+        return tiles
+    for tile in row_tiles(batch, groups, columns):
+        tiles.append((tile, on_partitions(rows, tile)))
+    return tiles
 
 
 def row_groups(heads, head_bytes, most, least):
@@ -144,15 +159,21 @@ def cut(first, exists, cache, cache_layout, parts):
     return part.reshape((batch, columns * parts)), flags.reshape((batch, columns * parts))
 
 
-def zeros(shape, dtype, turn):
-    """A buffer in which what is not gathered is zero; two engines take turns."""
+def zeros(shape, dtype, zero):
+    """A buffer in which what is not gathered is zero; by Scalar, since Vector and GpSimd do the index arithmetic."""
+    elements = shape[1] * shape[2]
+    if elements * element_bytes(dtype) % 4 == 0:
+        words = elements * element_bytes(dtype) // 4
+        buffer = nl.ndarray((shape[0], words), dtype=zero.dtype, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=buffer, src=zero[0 : shape[0]].broadcast(1, words), engine=nisa.engine.scalar)
+        return buffer.view(dtype).reshape(shape)
     buffer = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
-    nisa.memset(dst=buffer, value=0.0, engine=nisa.engine.vector if turn % 2 == 0 else nisa.engine.gpsimd)
+    nisa.memset(dst=buffer, value=0.0)
     return buffer
 
 
 def reordered(buffer, heads, size, source_layout, target_layout, turn):
-    """Runs in the order of a window, heads by rows by elements, in that of a cache, or back; two engines take turns."""
+    """Runs in the order of a window, heads by rows by elements, in that of a cache, or back."""
     to_cache = source_layout == "BHSD"
     cache_layout = target_layout if to_cache else source_layout
     count = buffer.shape[0]
@@ -167,7 +188,7 @@ def reordered(buffer, heads, size, source_layout, target_layout, turn):
         outer, inner = (size, elements) if to_cache else (elements, size)
         view = buffer.reshape((count, heads, outer, inner)).permute((0, 1, 3, 2))
     result = nl.ndarray(view.shape, dtype=buffer.dtype, buffer=nl.sbuf)
-    nisa.tensor_copy(dst=result, src=view, engine=nisa.engine.scalar if turn % 2 == 0 else nisa.engine.vector)
+    nisa.tensor_copy(dst=result, src=view, engine=nisa.engine.scalar if turn % 3 == 1 else nisa.engine.vector)
     return result
 
 

@@ -49,23 +49,17 @@ def save_ring(key_caches, value_caches, seq_lens, block_table, num_rows, cache_l
     saved_keys = tuple(saved_keys)
     saved_values = tuple(saved_values)
 
-    key_moves = my_moves(key_caches, saved_keys, None, 0)
-    value_moves = my_moves(value_caches, saved_values, None, 1)
-    if cache_layout == "BHDS":
-        save(key_moves, seq_lens, block_table, "BHDS")
-        save(value_moves, seq_lens, block_table, "BHSD")
-    else:
-        key_moves.extend(value_moves)
-        save(key_moves, seq_lens, block_table, cache_layout)
+    for share in my_moves((key_caches, saved_keys, None), (value_caches, saved_values, None), cache_layout):
+        moves, layout = share
+        save(moves, seq_lens, block_table, layout)
     return in_order(saved_keys, saved_values)
 
 
 def save(moves, seq_lens, block_table, cache_layout):
     """Copies the window's rows of each (cache, saved, _, _) in `moves`, all of one shape."""
-    if len(moves) == 0:
-        return
     cache, saved, _, _ = moves[0]
     batch, _, window, _ = saved.shape
+    zero = constant((nl.tile_size.pmax, 1), 0)  # first: buffers are zeroed while lengths are on their way
     seq_len = load_lengths(seq_lens)
     row = row_numbers(batch, window)
     slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, True)
@@ -77,7 +71,7 @@ def save(moves, seq_lens, block_table, cache_layout):
     nisa.memset(dst=every, value=1.0)
     unit = run_unit(cache, cache_layout, block_table, True)
     if runs_pay(moves, saved, cache_layout, window, unit):
-        pieces = runs_of(every, constant((batch, 1), 0), seq_len, window, unit, saved, cache_layout)
+        pieces = runs_of(every, seq_len, window, unit, saved, cache_layout)
     else:
         pieces = [(1, row, as_flags(every))]
     runs = []
@@ -87,4 +81,4 @@ def save(moves, seq_lens, block_table, cache_layout):
         source = nl.ndarray(exists.shape, dtype=nl.uint8, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=source, data=exists, op0=nl.multiply, operand0=live)
         runs.append((size, slots_of(first, slot), source, first, exists))
-    move_runs(moves, cache_layout, "BHSD", runs)
+    move_runs(moves, cache_layout, "BHSD", runs, zero)

@@ -73,12 +73,11 @@ def columns_pay(moves, longest, chain):
     return descriptors >= (FEW_DESCRIPTORS // 2 * max(longest, 8) if chain else 2 * FEW_DESCRIPTORS)
 
 
-def segments_of(kept, begin, seq_len, most, unit):
+def segments_of(kept, seq_len, most, unit):
     """Cuts the rows flagged in `kept`, of each sequence neighbours, into segments that end where a unit of slots does.
 
     Args:
         kept: [B, T] fp32 flags.
-        begin: [B, 1] int32, the first flagged row.
         seq_len: [B, 1] int32, the position of row 0.
         most: the most rows that can be flagged.
         unit: see run_unit.
@@ -87,9 +86,16 @@ def segments_of(kept, begin, seq_len, most, unit):
         length: [B, K] int32, rows of each segment.
         end: [B, K] fp32, the row after its last.
     """
-    batch = kept.shape[0]
+    batch, window = kept.shape
     total = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=total, op=nl.add, data=kept, axis=1)
+    after = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)  # the row after each flagged one
+    last = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
+    begin = nl.ndarray((batch, 1), dtype=nl.int32, buffer=nl.sbuf)
+    nisa.iota(dst=after, pattern=[[1, window]], offset=1, channel_multiplier=0)
+    nisa.tensor_tensor(dst=after, data1=after, data2=kept, op=nl.multiply)
+    nisa.tensor_reduce(dst=last, op=nl.maximum, data=after, axis=1)
+    nisa.tensor_tensor(dst=begin, data1=last, data2=total, op=nl.subtract)
     segments = 1 if unit == 0 else 1 + -(-(most - 1) // unit)
 
     # Rows up to the end of each segment, and before the first.
@@ -116,7 +122,7 @@ def segments_of(kept, begin, seq_len, most, unit):
     return length, end
 
 
-def runs_of(kept, begin, seq_len, most, unit, window, cache_layout):
+def runs_of(kept, seq_len, most, unit, window, cache_layout):
     """Cuts segments (see segments_of) into runs of the sizes that run_sizes names.
 
     Every row moves once. The size of a run is known when the kernel is traced; which of them a sequence has, and where
@@ -125,7 +131,7 @@ def runs_of(kept, begin, seq_len, most, unit, window, cache_layout):
     Returns:
         A list of (size, first [B, C] int32: the first row of each run of that size, exists [B, C] uint8 flags).
     """
-    length, end = segments_of(kept, begin, seq_len, most, unit)
+    length, end = segments_of(kept, seq_len, most, unit)
     batch, segments = length.shape
     runs = []
     rest = length  # what larger runs leave of each segment, at its end

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -60,6 +62,12 @@ TREE_RING = {"head_dim": 64, "cache_layout": "BHDS", "ring": True, "tree": True}
         {"batch": 8, "heads": 8, "rows": 5, "slots": 9, "layers": 4, **TREE_RING},
         {"batch": 16, "heads": 8, "rows": 3, "slots": 9, "fp8": True, "layers": 3, **TREE_RING},
         {"batch": 2, "heads": 2, "rows": 23, "slots": 24, "head_dim": 128, "cache_layout": "BHDS", "ring": True},
+        # More rows than a ring has slots, in runs and by columns; sequences that fill the partitions.
+        {"batch": 4, "heads": 8, "rows": 24, "slots": 16, "ring": True, **LARGE},
+        {"batch": 16, "heads": 8, "rows": 7, "slots": 5, "head_dim": 64, "cache_layout": "BHDS", "ring": True},
+        {"batch": 100, "heads": 2, "rows": 8, "slots": 9, "ring": True, **LARGE},
+        {"batch": 80, "heads": 2, "rows": 8, "slots": 12, "cache_layout": "NPHD", "dtype": BFLOAT16, **LARGE},
+        {"batch": 70, "heads": 3, "rows": 5, "slots": 9, "head_dim": 5, "tree": True, "fp8": True, "dtype": BFLOAT16},
     ],
     ids=str,
 )
@@ -69,6 +77,27 @@ def test_the_kernel_agrees_where_rows_need_more_than_one_tile(sizes):
     commit(case, expected, backend="reference")
     commit(case, actual, backend=BACKEND)
     assert same_bytes(actual[0] + actual[1], expected[0] + expected[1])
+
+
+@pytest.mark.parametrize("cache_layout", ["BHSD", "BHDS", "NHPD", "NPHD"])
+def test_layers_in_one_tensor_are_further_sequences(cache_layout):
+    """As the docstring says: one tensor's DMAs then serve all its layers."""
+    layers, batch = 3, 4
+    case = make_case(13, layers=layers, batch=batch, rows=6, head_dim=64, cache_layout=cache_layout, fp8=True)
+    case = dataclasses.replace(case, scales={"key_scale": 0.5})
+    expected, stacked = case.cache_copies(), [np.concatenate(caches) for caches in case.cache_copies()]
+    commit(case, expected, backend="reference")
+    block_table = case.block_table
+    if block_table is not None:
+        blocks = len(case.key_caches[0])
+        shifted = [np.where(block_table < 0, -1, block_table + layer * blocks) for layer in range(layers)]
+        block_table = np.concatenate(shifted).astype(np.int32)
+    commit_window(
+        *stacked, np.concatenate(case.keys), np.concatenate(case.values), np.tile(case.seq_lens, layers),
+        np.tile(case.num_accepted, layers), block_table=block_table, cache_layout=cache_layout, key_scale=0.5,
+        backend=BACKEND,
+    )  # fmt: skip
+    assert same_bytes(tuple(stacked), tuple(np.concatenate(caches) for caches in expected))
 
 
 @pytest.mark.parametrize("backend", ["reference", BACKEND])

@@ -23,6 +23,19 @@ def test_many_rows_are_saved_and_restored_in_runs_that_end_where_the_ring_does(c
     save_and_restore(case, lnc)
 
 
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"batch": 16, "heads": 8, "rows": 7, "slots": 9, "head_dim": 64, "cache_layout": "BHDS"},  # columns
+        {"batch": 100, "heads": 2, "rows": 8, "slots": 9, "head_dim": 128},  # sequences that fill the partitions
+        {"batch": 3, "rows": 1, "slots": 1, "cache_layout": "BHDS"},
+    ],
+    ids=str,
+)
+def test_rings_of_many_sequences_are_saved_and_restored(sizes):
+    save_and_restore(make_case(5, ring=True, **sizes), 1)
+
+
 def save_and_restore(case, lnc):
     place = {"block_table": case.block_table, "cache_layout": case.cache_layout}
     num_rows = min(case.keys[0].shape[2], case.num_slots)

@@ -47,6 +47,9 @@ def test_states_of_a_mebibyte_move_within_one_and_a_half_times_the_time_of_their
     assert all(over_the_limit(case, lnc) <= 1.5 for case in states) and states
 
 
+PLAIN = ("BHSD", "NHPD", "NPHD")  # layouts that keep a key together
+
+
 def large(operation: str, variant: str, rows: int):
     """Sixteen sequences, eight heads; commits of eight layers."""
     sizes = {"B": 16, "T": rows, "D": 128} | ({"layers": 8} if operation == "commit_window" else {})
@@ -58,7 +61,8 @@ def large(operation: str, variant: str, rows: int):
 @pytest.mark.parametrize(
     "case",
     [
-        *(large("commit_window", layout, rows) for layout in ("BHSD", "NHPD", "NPHD") for rows in (8, 16)),
+        *(large("commit_window", layout, rows) for layout in PLAIN for rows in (8, 16)),
+        *(large("commit_window", f"{layout} stacked", rows) for layout in PLAIN for rows in (8, 16)),
         large("save_ring", "BHSD", 16),
     ],
     ids=lambda case: case.name,
@@ -74,7 +78,15 @@ def test_transposed_keys_move_within_a_tenth_of_the_time_of_their_descriptors(ro
     assert sum(cost(program).bound for program in programs_of(case, 1)) <= 1.1 * layout_limit(case, 1)
 
 
-@pytest.mark.parametrize("cache_layout", ["BHSD", "NHPD", "NPHD"])
+@pytest.mark.parametrize("rows", [8, 16])
+@pytest.mark.parametrize("cache_layout", PLAIN)
+def test_layers_stacked_in_one_tensor_are_committed_by_fewer_dmas(cache_layout, rows):
+    variants = cache_layout, f"{cache_layout} stacked"
+    apart, stacked = (programs_of(large("commit_window", variant, rows), 1) for variant in variants)
+    assert schedule(*stacked).makespan <= 0.8 * schedule(*apart).makespan
+
+
+@pytest.mark.parametrize("cache_layout", PLAIN)
 def test_gpsimd_issues_one_dma_after_the_other_and_waits_for_none(cache_layout):
     (program,) = programs_of(large("commit_window", cache_layout, 8), 1)
     planned = schedule(program)

@@ -88,6 +88,20 @@ MUTANTS = [
         (RUNS,),
     ),
     Mutant(
+        "a segment starts at row 0, whichever rows move",
+        "kernels/window_runs.py",
+        "dst=begin, data1=last, data2=total, op=nl.subtract",
+        "dst=begin, data1=last, data2=last, op=nl.subtract",
+        (RUNS,),
+    ),
+    Mutant(
+        "where sequences fill the partitions, each moves its first run alone",
+        "kernels/row_moves.py",
+        "rows[:, group, column]",
+        "rows[:, group, 0]",
+        (RUNS,),
+    ),
+    Mutant(
         "a segment of transposed keys is written a row too short",
         "kernels/column_moves.py",
         "op0=nl.add, operand0=1.0, op1=nl.equal",
@@ -128,6 +142,20 @@ MUTANTS = [
         "op0=nl.multiply, operand0=live)",
         "op0=nl.multiply, operand0=1.0)",
         (RING,),
+    ),
+    Mutant(
+        "what no row is saved for is not zero",
+        "kernels/save_ring.py",
+        "zero = constant((nl.tile_size.pmax, 1), 0)",
+        "zero = constant((nl.tile_size.pmax, 1), 1)",
+        (RING,),
+    ),
+    Mutant(
+        "a ring's columns are restored from the first row on",
+        "kernels/window_moves.py",
+        "move_columns(moves, row, slot, length, end, longest, zero)",
+        "move_columns(moves, row, slot, length, length, longest, zero)",
+        ("tests/test_ring.py::test_rings_of_many_sequences_are_saved_and_restored",),
     ),
     Mutant("fp8 saturates at torch's largest", "kernels/row_moves.py", "= 240.0", "= 448.0", (FP8,)),
     Mutant(
