@@ -4,7 +4,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .cache_rows import add_lengths, divide, element_bytes, num_slots
-from .row_moves import MAX_BYTES, RUN_BYTES
+from .row_moves import MAX_BYTES, RUN_BYTES, fill_partitions
 
 RUNS_FROM_BYTES = 1 << 19  # of all windows; below that, more DMAs cost more than longer descriptors save
 FEW_DESCRIPTORS = 2048  # which take about as long as the two DMAs of a kind of runs
@@ -16,7 +16,8 @@ def runs_pay(moves, window, cache_layout, most, unit):
     """Whether the rows of `moves`, each of a window like this one, move in runs, and not one by one."""
     all_bytes = nl.num_programs(0) * len(moves) * window.size * element_bytes(window.dtype)
     sizes = run_sizes(window, cache_layout, longest_run(most, unit))
-    return len(sizes) > 1 and (cache_layout == "BHDS" or all_bytes >= RUNS_FROM_BYTES)
+    few_runs = cache_layout == "BHDS" or fill_partitions(window.shape[0])
+    return len(sizes) > 1 and (few_runs or all_bytes >= RUNS_FROM_BYTES)
 
 
 def longest_run(most, unit):
@@ -37,21 +38,26 @@ def run_sizes(window, cache_layout, longest):
     """Rows of each kind of run, the largest first, of segments of at most `longest` rows.
 
     Each kind costs two DMAs that GpSimd writes the descriptors of, about 2 us, so there are two: long enough for good
-    descriptors, and single rows. "NPHD", whose heads lie side by side, needs no more than pairs. Transposed keys take a
-    descriptor for each element of a head, however long, about 2 ns: many of them pay for more kinds, powers of two.
+    descriptors, and single rows. "NPHD", whose heads lie side by side, needs no more than pairs. Powers of two take the
+    fewest runs: for transposed keys, which take a descriptor for each element of a head, however long, about 2 ns, and
+    for sequences that fill the partitions, whose every run has DMAs of its own.
     """
     batch, heads, _, head_dim = window.shape
     row_bytes = head_dim * element_bytes(window.dtype)
     sizes = []
     if cache_layout == "BHDS":
         few = batch * heads * head_dim < FEW_DESCRIPTORS
-        for size in (64, 16, 4, 1) if few else (128, 64, 32, 16, 8, 4, 2, 1):
+        for size in (64, 16, 4) if few else (128, 64, 32, 16, 8, 4, 2):
             if size <= longest and size * row_bytes <= MAX_BYTES:
                 sizes.append(size)
-        return sizes
-    for size in (2,) if cache_layout == "NPHD" else (8, 4, 2):
-        if len(sizes) == 0 and 2 * size <= longest and size // 2 * row_bytes < RUN_BYTES:
-            sizes.append(size)
+    elif fill_partitions(batch):
+        for size in (64, 32, 16, 8, 4, 2):
+            if 2 * size <= longest and size * heads * row_bytes <= MAX_BYTES:
+                sizes.append(size)
+    else:
+        for size in (2,) if cache_layout == "NPHD" else (8, 4, 2):
+            if len(sizes) == 0 and 2 * size <= longest and size // 2 * row_bytes < RUN_BYTES:
+                sizes.append(size)
     sizes.append(1)
     return sizes
 
