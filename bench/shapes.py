@@ -274,6 +274,7 @@ def rollback(quick: bool) -> Iterator[Case]:
             yield _commit(point | {"D": 128, "layers": 8}, layout, stacked=True)
         for layout in ("BHSD", "BHDS"):
             yield _commit(point | {"D": 128, "layers": 8}, layout, tree=True)
+        yield _commit(point | {"D": 128, "layers": 8}, "BHSD", tree=True, stacked=True)
         yield _compact(point | {"D": 128})
         yield from _ring(point | {"D": 128})
         shape = point | {"H": HIDDEN}
@@ -331,7 +332,7 @@ def _commit(point: dict[str, int], layout: str, tree: bool = False, stacked: boo
     elif layout == "BHDS":
         keys = (run // size, runs * size)
     windows = (size * 2, 2 * runs * (accepted + 1)) if tree else (run, 2 * runs)
-    variant = f"{layout} tree" if tree else f"{layout} stacked" if stacked else layout
+    variant = f"{layout}{' tree' if tree else ''}{' stacked' if stacked else ''}"
     return Case("commit_window", variant, point, inputs, 4 * runs * run, pieces=(windows, keys, values))
 
 

@@ -91,7 +91,7 @@ def compact(moves, lengths, cache_layout, scrub, ring):
         rejected = rejected_rows(rows, accepted, last, kept, outside)
         nisa.tensor_tensor(dst=written, data1=moved, data2=rejected, op=nl.add)
     # A rejected row has no source, so what scrubs its slot is zero.
-    runs = [(1, source_slot, as_flags(moved), target_slot, as_flags(written))]
+    runs = [(1, [source_slot], as_flags(moved), target_slot, as_flags(written))]
     move_runs(moves, cache_layout, cache_layout, runs, zero)
 
 

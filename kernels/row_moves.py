@@ -30,9 +30,9 @@ def move_runs(moves, source_layout, target_layout, runs, zero):
 
     Args:
         source_layout, target_layout: a cache's, or "BHSD" for a window, which is such a cache of T slots.
-        runs: for each size (rows, source [B, C] int32, source_exists [B, C] uint8, target, target_exists): what
-            `locate` says of the first row of each run on either side, and whether there is one. A run without a source
-            is zero.
+        runs: for each size (rows, sources, source_exists [B, C] uint8, target [B, C] int32, target_exists): what
+            `locate` says of the first row of each run, and whether there is one. A run comes from as many equal
+            `sources` [B, C] int32, the first row of each. Without one it is zero.
         zero: [128, 1] int32.
     """
     kinds = []
@@ -54,32 +54,39 @@ def take_turns(moves, source_layout, target_layout, kinds, zero):
     for step in range(steps + ahead):
         if step < steps:
             turn = step // len(kinds)
-            size, heads, parts, _, index, _, buffers = kinds[step % len(kinds)]
-            rows = at_rows(moves[turn][0], source_layout, index, heads, size, parts)
+            size, heads, parts, _, indices, buffers = kinds[step % len(kinds)]
+            source = moves[turn][0]
+            sources = indices.shape[1] - 1
             if turn < depth:
-                buffers.append(zeros(rows.shape, rows.dtype, zero))
-            nisa.dma_copy(dst=buffers[turn % depth], src=rows, oob_mode=nisa.oob_mode.skip)
+                whole = at_rows(source, source_layout, indices[:, 0:1], heads, size, parts)
+                buffers.append(zeros(whole.shape, whole.dtype, zero))
+            for number in range(sources):
+                rows = at_rows(source, source_layout, indices[:, number : number + 1], heads, size // sources, parts)
+                elements = rows.shape[2]
+                part = buffers[turn % depth][:, :, number * elements : (number + 1) * elements]
+                nisa.dma_copy(dst=part, src=rows, oob_mode=nisa.oob_mode.skip)
         if step >= ahead:
             turn = (step - ahead) // len(kinds)
-            size, heads, parts, tile, _, index, buffers = kinds[(step - ahead) % len(kinds)]
+            size, heads, parts, tile, indices, buffers = kinds[(step - ahead) % len(kinds)]
             _, target, scales, layer = moves[turn]
             buffer = buffers[turn % depth]
             if target.dtype != buffer.dtype:
                 buffer = to_float8(buffer, heads, scales, layer, tile)
             if source_layout != target_layout and size > 1:
                 buffer = reordered(buffer, heads, size, source_layout, target_layout, step - ahead)
+            index = indices[:, indices.shape[1] - 1 : indices.shape[1]]
             rows = at_rows(target, target_layout, index, heads, size, parts)
             nisa.dma_copy(dst=rows, src=buffer.reshape(rows.shape), oob_mode=nisa.oob_mode.skip)
 
 
 def kinds_of(moves, source_layout, target_layout, run):
-    """What the DMAs of a run need, for each of its tiles: (size, heads, parts, tile, source index, target index, []).
+    """What the DMAs of a run need, for each of its tiles: (size, heads, parts, tile, indices, []).
 
-    A partition moves `heads` heads, or one of `parts` parts of one.
+    A partition moves `heads` heads, or one of `parts` parts of one. It has an index for each source, and the target's.
     """
-    size, source_first, source_exists, target_first, target_exists = run
+    size, sources, source_exists, target_first, target_exists = run
     source, target, _, _ = moves[0]
-    batch, columns = source_first.shape
+    batch, columns = target_first.shape
     heads, head_dim = num_heads(source, source_layout), head_size(source, source_layout)
     head_bytes = head_dim * element_bytes(source.dtype)
     transposed = source_layout == "BHDS" or target_layout == "BHDS"
@@ -91,18 +98,18 @@ def kinds_of(moves, source_layout, target_layout, run):
     parts = 1
     if transposed and groups == heads:
         parts = head_parts(head_dim, head_bytes, batch * groups * columns)
-    if parts > 1:
-        source_first, source_exists = cut(source_first, source_exists, source, source_layout, parts)
-        target_first, target_exists = cut(target_first, target_exists, target, target_layout, parts)
 
-    # The indices of a run side by side: a descriptor of 8 bytes takes no longer than one of 4.
-    rows = nl.ndarray((batch, groups, columns * parts, 2), dtype=nl.int32, buffer=nl.sbuf)
-    cache_row_indices(rows[:, :, :, 0], source_first, source_exists, source, source_layout, parts)
-    cache_row_indices(rows[:, :, :, 1], target_first, target_exists, target, target_layout, parts)
+    # The indices of a run side by side: a descriptor of many bytes takes no longer than one of 4.
+    rows = nl.ndarray((batch, groups, columns * parts, len(sources) + 1), dtype=nl.int32, buffer=nl.sbuf)
+    for number in range(len(sources)):
+        first, exists = cut(sources[number], source_exists, source, source_layout, parts)
+        cache_row_indices(rows[:, :, :, number], first, exists, source, source_layout, parts)
+    first, exists = cut(target_first, target_exists, target, target_layout, parts)
+    cache_row_indices(rows[:, :, :, len(sources)], first, exists, target, target_layout, parts)
     kinds = []
     for entry in index_tiles(rows):
-        tile, index = entry
-        kinds.append((size, heads // groups, parts, tile, index[:, 0:1], index[:, 1:2], []))
+        tile, indices = entry
+        kinds.append((size, heads // groups, parts, tile, indices, []))
     return kinds
 
 
@@ -147,6 +154,8 @@ def head_parts(head_dim, head_bytes, partitions):
 
 def cut(first, exists, cache, cache_layout, parts):
     """Runs [B, C] as [B, C * parts], each of D / parts elements of every row."""
+    if parts == 1:
+        return first, exists
     batch, columns = first.shape
     shape = (batch, columns, parts)
     flags = nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf)

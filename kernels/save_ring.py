@@ -70,7 +70,7 @@ def save(moves, seq_lens, block_table, cache_layout):
     every = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=every, value=1.0)
     unit = run_unit(cache, cache_layout, block_table, True)
-    if runs_pay(moves, saved, cache_layout, window, unit):
+    if runs_pay(moves, saved, cache_layout, window, unit, True):
         pieces = runs_of(every, seq_len, window, unit, saved, cache_layout)
     else:
         pieces = [(1, row, as_flags(every))]
@@ -80,5 +80,5 @@ def save(moves, seq_lens, block_table, cache_layout):
         # Every row is written, zero where the sequence has no source for it.
         source = nl.ndarray(exists.shape, dtype=nl.uint8, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=source, data=exists, op0=nl.multiply, operand0=live)
-        runs.append((size, slots_of(first, slot), source, first, exists))
+        runs.append((size, [slots_of(first, slot)], source, first, exists))
     move_runs(moves, cache_layout, "BHSD", runs, zero)

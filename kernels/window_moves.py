@@ -1,5 +1,8 @@
 """Rows of windows on their way into caches: by columns, in runs, or one by one."""
 
+import nki.isa as nisa
+import nki.language as nl
+
 from .cache_rows import as_flags
 from .column_moves import move_columns
 from .row_moves import move_runs
@@ -26,11 +29,22 @@ def move_window(moves, cache_layout, block_table, ring, row, slot, kept, seq_len
         move_columns(moves, row, slot, length, end, longest, zero)
         return
     runs = []
-    if chain and runs_pay(moves, window, cache_layout, most, unit):
+    if runs_pay(moves, window, cache_layout, most, unit, chain):
         for run in runs_of(kept, seq_len, most, unit, window, cache_layout):
             size, first, exists = run
-            runs.append((size, first, exists, slots_of(first, slot), exists))
+            sources = [first] if chain else rows_from(first, size, row)
+            runs.append((size, sources, exists, slots_of(first, slot), exists))
     else:
         exists = as_flags(kept)
-        runs.append((1, row, exists, slot, exists))
+        runs.append((1, [row], exists, slot, exists))
     move_runs(moves, "BHSD", cache_layout, runs, zero)
+
+
+def rows_from(first, size, row):
+    """What `row` [B, T] says of the `size` entries from `first` [B, C] on, each [B, C] int32."""
+    rows = []
+    for number in range(size):
+        entry = nl.ndarray(first.shape, dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_scalar(dst=entry, data=first, op0=nl.add, operand0=float(number))
+        rows.append(slots_of(entry, row))
+    return rows

@@ -12,8 +12,13 @@ COLUMN_BYTES = 16384  # a partition, of all rows of a segment
 MAX_DMAS = 8192  # of a launch, which a compiler unrolls
 
 
-def runs_pay(moves, window, cache_layout, most, unit):
-    """Whether the rows of `moves`, each of a window like this one, move in runs, and not one by one."""
+def runs_pay(moves, window, cache_layout, most, unit, chain):
+    """Whether the rows of `moves`, each of a window like this one, move in runs, and not one by one.
+
+    A tree's rows are gathered one by one all the same: only where that takes no more DMAs, they are written in runs.
+    """
+    if not chain and (cache_layout == "BHDS" or not fill_partitions(window.shape[0])):
+        return False
     all_bytes = nl.num_programs(0) * len(moves) * window.size * element_bytes(window.dtype)
     sizes = run_sizes(window, cache_layout, longest_run(most, unit))
     few_runs = cache_layout == "BHDS" or fill_partitions(window.shape[0])

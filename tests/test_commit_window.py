@@ -68,6 +68,8 @@ TREE_RING = {"head_dim": 64, "cache_layout": "BHDS", "ring": True, "tree": True}
         {"batch": 100, "heads": 2, "rows": 8, "slots": 9, "ring": True, **LARGE},
         {"batch": 80, "heads": 2, "rows": 8, "slots": 12, "cache_layout": "NPHD", "dtype": BFLOAT16, **LARGE},
         {"batch": 70, "heads": 3, "rows": 5, "slots": 9, "head_dim": 5, "tree": True, "fp8": True, "dtype": BFLOAT16},
+        {"batch": 90, "heads": 2, "rows": 8, "slots": 9, "ring": True, "tree": True, **LARGE},
+        {"batch": 65, "heads": 2, "rows": 9, "slots": 14, "cache_layout": "NPHD", "tree": True, **LARGE},
     ],
     ids=str,
 )

@@ -102,6 +102,13 @@ MUTANTS = [
         (RUNS,),
     ),
     Mutant(
+        "a tree's run is its first row over and over",
+        "kernels/window_moves.py",
+        "op0=nl.add, operand0=float(number)",
+        "op0=nl.add, operand0=0.0",
+        (RUNS,),
+    ),
+    Mutant(
         "a segment of transposed keys is written a row too short",
         "kernels/column_moves.py",
         "op0=nl.add, operand0=1.0, op1=nl.equal",
