@@ -7,7 +7,7 @@ of all of them. A pass gathers a run a partition.
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_plan import PARTITIONS, psum, tile
+from .attention_plan import PARTITIONS, head_parts, psum, tile
 
 
 def load_table(shape, block_table):
@@ -129,3 +129,30 @@ def fetch_runs(shape, chunk, rows, cache, place, segment):
         ),
         oob_mode=nisa.oob_mode.skip,
     )
+
+
+def fetch_transposed_runs(shape, chunk, rows, cache, places, keys):
+    """Fills `keys`, a tile [part, heads, run, runs of the pass] for each part of D, from the cache rows `places`
+    [partitions, segments].
+
+    UNVERIFIED: the time it takes GpSimd to describe a row of several tokens, and the DMA engines to transpose it.
+    """
+    head_dim = shape.head_dim
+    row_size = row_elements(shape, chunk.run)
+    count = chunk.segments * chunk.partitions
+    first_element = rows.first_head * head_dim * (1 if shape.cache_layout == "NPHD" else shape.block_size)
+    token_size = head_dim * (shape.heads if shape.cache_layout == "NPHD" and rows.heads == 1 else 1)
+    parts = head_parts(head_dim)
+    for i in range(len(parts)):
+        first, part = parts[i]
+        by_place = keys[i].permute((0, 2, 1, 3)) if shape.cache_layout == "NPHD" else keys[i]
+        nisa.dma_transpose(
+            dst=by_place.flatten_dims(1, 2).expand_dim(1),
+            src=cache.reshape((cache.size // row_size, row_size)).ap(
+                pattern=[[row_size, count], [1, 1], [token_size, rows.heads * chunk.run], [1, part]],
+                offset=first_element + first,
+                vector_offset=places.view(nl.uint32),
+                indirect_dim=0,
+            ),
+            axes=(3, 1, 2, 0),
+        )

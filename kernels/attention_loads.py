@@ -3,7 +3,7 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_blocks import fetch_runs
+from .attention_blocks import fetch_runs, fetch_transposed_runs
 from .attention_plan import PARTITIONS, PSUM_BANK_BYTES, head_parts, psum, psum_width, tile
 
 LONG_COLUMN = 2048
@@ -161,19 +161,29 @@ def fetch_slots(shape, chunk, rows, cache, current, index, places, segments):
 
 
 def new_keys(shape, chunk, rows, dtype):
-    """Room for a pass's keys: as new_slots, or, stored transposed, for each part of D a tile [part, heads, streams,
-    slots]."""
-    if shape.cache_layout != "BHDS":
+    """Room for a pass's keys: as new_slots, or, for each part of D, a tile [part, heads, streams, slots] if they are
+    stored transposed, [part, heads, run, runs] if they come transposed."""
+    if shape.cache_layout != "BHDS" and not chunk.transposed:
         return new_slots(shape, chunk, rows, dtype)
     keys = []
     for part_of_head in head_parts(shape.head_dim):
         _, part = part_of_head
-        keys.append(tile((part, rows.heads, chunk.streams, chunk.slots // chunk.streams), dtype))
+        if shape.cache_layout == "BHDS":
+            own = tile((part, rows.heads, chunk.streams, chunk.slots // chunk.streams), dtype)
+        elif shape.cache_layout == "NPHD":
+            by_token = tile((part, chunk.run, rows.heads, chunk.segments * chunk.partitions), dtype)
+            own = by_token.permute((0, 2, 1, 3))
+        else:
+            own = tile((part, rows.heads, chunk.run, chunk.segments * chunk.partitions), dtype)
+        keys.append(own)
     return keys
 
 
 def fetch_keys(shape, chunk, rows, key_cache, current, places, keys):
     """Fills what new_keys made, or its first heads; `places` as for fetch_slots."""
+    if chunk.transposed:
+        fetch_transposed_runs(shape, chunk, rows, key_cache, places, keys)
+        return
     if shape.cache_layout != "BHDS":
         fetch_slots(shape, chunk, rows, key_cache, current, current.key_index, places, keys)
         return
@@ -212,6 +222,14 @@ def moving_keys(shape, chunk, rows, keys):
             for part in keys:
                 size = (part.shape[0], rows.heads, chunk.segments, chunk.partitions, chunk.run)
                 parts.append(part.reshape(size)[:, :, segment, :, :])
+            moving.append(parts)
+        return moving
+    if chunk.transposed:
+        for segment in range(chunk.segments):
+            own = slice(segment * chunk.partitions, (segment + 1) * chunk.partitions)
+            parts = []
+            for part in keys:
+                parts.append(part[:, :, :, own].permute((0, 1, 3, 2)))
             moving.append(parts)
         return moving
     for slots_first in keys:

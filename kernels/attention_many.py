@@ -25,6 +25,7 @@ from .attention_passes import (
 )
 from .attention_plan import count_row_tiles, plan_rows, tile
 from .attention_room import (
+    clear,
     clear_room,
     fetch_all_places,
     fetch_pass_keys,
@@ -33,6 +34,8 @@ from .attention_room import (
     new_room,
     own_heads,
     skip_dead,
+    take_places,
+    with_own_keys,
 )
 from .attention_softmax import new_state, restart, score_step, slot_bounds, weigh_step, window_mask
 from .attention_work import (
@@ -91,6 +94,8 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
         groups = plan_rows(shape, heads[0], heads[1], plan.chunk.streams)
         if room == None or runs == None:  # noqa: E711
             room = new_room(shape, plan.chunk, groups, operands, plan.together // slot_cores)
+        elif plans[0].chunk.transposed:
+            room = with_own_keys(shape, plan.chunk, groups, operands, room)
         walks.append(new_walk(shape, plan, slot_cores, groups, operands, runs, room))
         if len(walks) == 1:
             work = list_passes(shape, plan, laps, numbers, chosen)
@@ -105,6 +110,8 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
     walk_on(walks[0], work)
     if runs == None:  # noqa: E711
         clear_room(room)
+    elif plans[0].chunk.transposed:
+        clear(room.keys)
     walk_first(walks[1], rest)
     walk_on(walks[1], rest)
 
@@ -144,6 +151,8 @@ def walk_first(walk, work):
         passes = own_passes(walk, walk.entries[0])
         fetch_rows(walk.shape, walk.groups, walk.operands, walk.room, passes[0])
         fetch_all_places(walk.chunk, walk.runs, walk.room, passes)
+        take_places(walk.room)
+        fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, walk.entries[1]))
         for turn in range(len(passes)):
             fetch_group_keys(walk, 0, walk.entries[0], turn)
         for turn in range(len(passes)):
@@ -205,6 +214,8 @@ def attend_item(walk, work, item):
         nisa.tensor_copy(dst=coming, src=after, engine=nisa.engine.scalar)
         fetch_entry(work, item, 2, after)
         fetch_rows(shape, groups, operands, room, own_passes(walk, coming)[0])
+        take_places(room)
+        fetch_all_places(walk.chunk, walk.runs, room, own_passes(walk, after))
     constants = own_constants(shape, groups, operands, walk.constants, passes[0])
     for g in range(len(groups)):
         window = windows[g] if len(windows) > 0 else ()
@@ -213,7 +224,6 @@ def attend_item(walk, work, item):
         elif item == None:  # noqa: E711
             attend_group(walk, constants, g, window, entry, 0, None)
         else:
-            fetch_all_places(walk.chunk, walk.runs, room, own_passes(walk, coming))
             attend_group(walk, constants, g, window, entry, 0, coming)
 
 

@@ -19,7 +19,7 @@ from .attention_loads import (
     silence,
     slots_to_keep,
 )
-from .attention_plan import PARTITIONS, Chunk, head_parts, plan_chunk, plan_runs, tile
+from .attention_plan import LONGEST_RUN, PARTITIONS, Chunk, head_parts, plan_chunk, plan_runs, tile, transposes
 from .attention_softmax import (
     groups_of,
     row_constants,
@@ -95,13 +95,13 @@ def plan_items(shape, rows, row_tiles, cores):
         if many_slots:
             dense = plan_chunk(shape.slots, min(longest, shape.slots // most), rows.streams, 0, 1)
     elif many_slots and shape.sliding_window == 0:  # of a window's first run, slots may be too old to be seen
-        dense = plan_runs(shape, min(longest, shape.slots // MOST_TOGETHER), rows.streams)
+        dense = plan_runs(shape, min(longest, shape.slots // MOST_TOGETHER), rows, True)
         # As long as the others, so that they can use the same room.
         ragged = Chunk(dense.slots, dense.segments, dense.partitions, dense.run, 1, 0, dense.step, dense.most)
     else:
         if shape.sliding_window > 0:
             longest = min(longest, max(PARTITIONS, shape.sliding_window))
-        ragged = plan_runs(shape, min(longest, shape.slots // most), 1)
+        ragged = plan_runs(shape, min(longest, shape.slots // most), rows, False)
     plans = []
     if dense != None:  # noqa: E711
         plans.append(Plan(dense, together_of(dense, cores), True))
@@ -122,6 +122,8 @@ def longest_pass(shape, rows, count):
     slot_bytes = len(head_parts(shape.head_dim)) * rows.heads * size + head_bytes + (4 + size) // rows.streams
     if shape.cache_layout != "BHDS":
         slot_bytes += head_bytes
+    if shape.block_size > 0 and transposes(shape, min(LONGEST_RUN, shape.block_size), rows.heads):
+        slot_bytes += head_bytes  # where passes of both kinds have room of their own
     longest = LONGEST
     while count * longest * slot_bytes > SBUF_FOR_PASSES:
         longest //= 2

@@ -26,8 +26,9 @@ class Room(nl.NKIObject):
 
     queries: object  # [rows, D] of each row tile of each group
     windows: object  # (keys, values) of each group; empty where they are not this core's
-    places: object  # of the runs of each pass over a paged cache, [partitions, segments] int32; else None
-    value_places: object  # the same while values are fetched
+    next_places: object  # of the runs of each pass over a paged cache, [partitions, segments] int32; else None
+    places: object  # the same while keys are fetched
+    value_places: object  # and while values are
     keys: object  # of each pass
     values: object
 
@@ -42,20 +43,32 @@ def new_room(shape, chunk, groups, operands, passes):
         queries.append(of_group)
         if has_window(operands):
             windows.append(new_window(shape, group[0]))
-    keys = []
     values = []
-    places = ([], [])
+    places = ([], [], [])
     for _ in range(passes):
-        keys.append(new_keys(shape, chunk, groups[0][0], operands.key_cache.dtype))
         values.append(new_slots(shape, chunk, groups[0][0], operands.value_cache.dtype))
         for of_passes in places:
             of_passes.append(tile((chunk.partitions, chunk.segments), nl.int32) if shape.block_size > 0 else None)
-    return Room(queries, windows, places[0], places[1], keys, values)
+    keys = keys_of_passes(shape, chunk, groups, operands, passes)
+    return Room(queries, windows, places[0], places[1], places[2], keys, values)
+
+
+def keys_of_passes(shape, chunk, groups, operands, passes):
+    keys = []
+    for _ in range(passes):
+        keys.append(new_keys(shape, chunk, groups[0][0], operands.key_cache.dtype))
+    return keys
+
+
+def with_own_keys(shape, chunk, groups, operands, room):
+    """The same room, but for keys, which come in another shape."""
+    keys = keys_of_passes(shape, chunk, groups, operands, len(room.keys))
+    return Room(room.queries, room.windows, room.next_places, room.places, room.value_places, keys, room.values)
 
 
 def clear_room(room):
     """Zeros everywhere: a loop that fetches may run no time, a gather that skips a run leaves what was."""
-    clear((room.queries, room.windows, room.places, room.value_places, room.keys, room.values))
+    clear((room.queries, room.windows, room.next_places, room.places, room.value_places, room.keys, room.values))
 
 
 def clear(tiles):
@@ -77,10 +90,17 @@ def fetch_rows(shape, groups, operands, room, current):
 
 
 def fetch_all_places(chunk, runs, room, passes):
-    """Where the runs of the passes lie; `runs` as list_runs leaves them, None unless paged."""
+    """Where the runs of the passes after the next lie; `runs` as list_runs leaves them, None unless paged."""
     if runs != None:  # noqa: E711
         for turn in range(len(passes)):
-            fetch_places(chunk, runs, passes[turn], room.places[turn])
+            fetch_places(chunk, runs, passes[turn], room.next_places[turn])
+
+
+def take_places(room):
+    """The passes that come next are those after."""
+    for turn in range(len(room.places)):
+        if room.places[turn] != None:  # noqa: E711
+            nisa.tensor_copy(dst=room.places[turn], src=room.next_places[turn], engine=nisa.engine.scalar)
 
 
 def skip_dead(shape, chunk, slot, operands, room, current, turn):
@@ -99,7 +119,7 @@ def fetch_pass_values(shape, chunk, rows, operands, room, current, turn):
     """The same for values."""
     places = room.value_places[turn]
     if places != None:  # noqa: E711
-        # Those of the next item may then come before these values do.
+        # Those of the next item may then be taken before these values come.
         nisa.tensor_copy(dst=places, src=room.places[turn], engine=nisa.engine.scalar)
     values = own_heads(room.values[turn], rows)
     fetch_slots(shape, chunk, rows, operands.value_cache, current, current.value_index, places, values)
