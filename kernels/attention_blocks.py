@@ -60,12 +60,20 @@ def count_bad_blocks(shape, blocks, num_blocks, cached):
     return counts
 
 
-def list_runs(shape, chunk, blocks):
-    """[n, 1] int32 in HBM: for each run of each sequence the cache row where head 0's begins, then room for a pass."""
-    room = chunk.slots // chunk.run
+def list_runs(shape, run, reach, blocks, num_blocks):
+    """[n, 1] int32 in HBM: for each run of each sequence the cache row where head 0's begins, then what passes may take
+    for runs of the last sequence, up to `reach` slots past its end.
+
+    Blocks that do not exist are taken for the nearest one that does: keys may be gathered before any check.
+    """
+    room = reach // run
     entries = shape.batch * shape.table_size
-    per_block = shape.block_size // chunk.run
+    per_block = shape.block_size // run
     partitions = blocks.shape[0]
+    existing = tile(blocks.shape, nl.int32)
+    nisa.tensor_scalar(
+        dst=existing, data=blocks, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=float(num_blocks - 1)
+    )
     size = (partitions, blocks.shape[1], per_block)
     # int32 maths: fp32 would not be exact.
     scale = tile(size, nl.int32)
@@ -73,26 +81,27 @@ def list_runs(shape, chunk, blocks):
     rows = tile(size, nl.int32)
     nisa.memset(dst=scale, value=per_block * (shape.heads if shape.cache_layout == "NHPD" else 1))
     nisa.iota(dst=offset, pattern=[[0, size[1]], [1, per_block]], offset=0, channel_multiplier=0)
-    nisa.tensor_tensor(dst=rows, data1=blocks.expand_dim(2).broadcast(2, per_block), data2=scale, op=nl.multiply)
+    nisa.tensor_tensor(dst=rows, data1=existing.expand_dim(2).broadcast(2, per_block), data2=scale, op=nl.multiply)
     nisa.tensor_tensor(dst=rows, data1=rows, data2=offset, op=nl.add)
 
     listed = nl.ndarray((entries * per_block + room, 1), dtype=nl.int32, buffer=nl.private_hbm)
     columns = size[1] * per_block
     nisa.dma_copy(dst=listed.ap(pattern=[[columns, partitions], [1, columns]]), src=rows)
-    # Passes over the last sequence may reach past its runs.
     nothing = tile((1, room), nl.int32)
     nisa.memset(dst=nothing, value=0)
     nisa.dma_copy(dst=listed.ap(pattern=[[room, 1], [1, room]], offset=entries * per_block), src=nothing)
     return listed
 
 
-def fetch_places(chunk, runs, current, places):
-    """Fills `places` [partitions, segments] with the cache rows of a pass's runs."""
+def fetch_places(chunk, runs, first_run, index, places):
+    """Fills `places` [partitions, segments] with the cache rows of a pass's runs, which are listed from `first_run` +
+    `index` on; that is [1, 1] int32, or None for 0."""
     nisa.dma_copy(
         dst=places,
         src=runs.ap(
             pattern=[[1, chunk.partitions], [chunk.partitions, chunk.segments]],
-            scalar_offset=current.value_index,
+            offset=first_run,
+            scalar_offset=index,
             indirect_dim=0,
         ),
     )

@@ -30,6 +30,7 @@ from .attention_plan import PARTITIONS, tile
 from .attention_softmax import FEW_COLUMNS, new_state, one_stream, score_step, slot_bounds, weigh_step, window_mask
 from .attention_work import (
     Pass,
+    anywhere,
     counters,
     dense_passes,
     first_pass,
@@ -134,8 +135,7 @@ def windows_of(walk, current):
 
 def begin_walk(shape, groups, operands, constants, sequence):
     """A Walk with its queries and with states that saw nothing yet."""
-    anywhere = Pass(sequence, None, None, None, None, None, None, None, None)
-    own = own_constants(shape, groups, operands, constants, anywhere)
+    own = own_constants(shape, groups, operands, constants, anywhere(sequence))
     walk = Walk(shape, groups, operands, own, sequence, [], [])
     for g in range(len(groups)):
         states = []
@@ -145,7 +145,7 @@ def begin_walk(shape, groups, operands, constants, sequence):
             state = new_state(shape, rows)
             stationary = new_stationary(shape, rows)
             nisa.tensor_copy(dst=state.all, src=own.rows[g][t].fresh.all, engine=nisa.engine.gpsimd)
-            load_queries(shape, rows, operands.query, anywhere, stationary)
+            load_queries(shape, rows, operands.query, anywhere(sequence), stationary)
             states.append(state)
             stationaries.append(stationary)
         walk.states.append(states)

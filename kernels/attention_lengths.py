@@ -140,7 +140,7 @@ def laps(shape, cached, rows, position, oldest):
 
 def based(shape, cached, rows, position, oldest):
     """Lengths with where loading begins."""
-    if shape.block_size == 0:
+    if shape.block_size == 0 or (shape.sliding_window == 0 and not shape.ring):
         return Lengths(cached, rows, position, oldest, oldest)
     _, base = whole_steps(oldest, shape.block_size)
     return Lengths(cached, rows, position, oldest, base)

@@ -75,12 +75,12 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
     groups = plan_rows(shape, heads[0], heads[1], MOST_STREAMS)
     plans = plan_items(shape, groups[0][0], count_row_tiles(groups), slot_cores)
     given = on_every_partition(lengths)
+    num_blocks = operands.value_cache.shape[0]
     blocks = None
     runs = None
     if shape.block_size > 0:
         blocks = load_table(shape, operands.block_table)
-        runs = list_runs(shape, plans[0].chunk, blocks)
-    num_blocks = operands.value_cache.shape[0]
+        runs = list_runs(shape, plans[0].chunk.run, plans[0].chunk.slots, blocks, num_blocks)
     laps = checked_lengths(shape, given, blocks, num_blocks)
     numbers = number_all(shape, len(laps), plans)
     if plans[0].dense:

@@ -12,30 +12,45 @@ LSE_COLUMNS = 4096  # log-sum-exps of a partition at a time
 
 def join_cores(shape, rows, state, core):
     """The state of a row tile together with the other core's, which saw other slots, in the first stream."""
-    nisa.tensor_copy(
-        dst=state.total, src=over_streams(rows, state.total, nl.add, nisa.engine.gpsimd), engine=nisa.engine.gpsimd
-    )
+    return joined_state(shape, rows, state, other_state(shape, rows, state, core))
+
+
+def joining_engine(shape):
+    """GpSimd has time, while Vector goes on with the next sequence, unless it describes gathers."""
+    return nisa.engine.gpsimd if shape.block_size == 0 else nisa.engine.vector
+
+
+def other_state(shape, rows, state, core):
+    """The other core's state of a row tile, its total in the first stream."""
+    engine = joining_engine(shape)
+    nisa.tensor_copy(dst=state.total, src=over_streams(rows, state.total, nl.add, engine), engine=engine)
     theirs = new_state(shape, rows)
-    joined = new_state(shape, rows)
-    width = state.all.shape[1] - 2
-    for first in range(0, width + 2, SENDRECV_COLUMNS):
-        some = slice(first, min(first + SENDRECV_COLUMNS, width + 2))
+    width = state.all.shape[1]
+    for first in range(0, width, SENDRECV_COLUMNS):
+        some = slice(first, min(first + SENDRECV_COLUMNS, width))
         nisa.sendrecv(
             src=state.all[:, some],
             dst=theirs.all[:, some],
             send_to_rank=1 - core,
             recv_from_rank=1 - core,
             pipe_id=0,
-            dma_engine=nisa.dma_engine.gpsimd_dma,
+            dma_engine=nisa.dma_engine.gpsimd_dma if shape.block_size == 0 else nisa.dma_engine.dma,
         )
-    # On GpSimd and Scalar: Vector goes on with the next sequence.
+    return theirs
+
+
+def joined_state(shape, rows, state, theirs):
+    """Two states of a row tile put together."""
+    engine = joining_engine(shape)
+    joined = new_state(shape, rows)
+    width = state.all.shape[1] - 2
     largest = joined.all[:, width + 1 : width + 2]
     nisa.tensor_tensor(
         dst=largest,
         data1=state.all[:, width + 1 : width + 2],
         data2=theirs.all[:, width + 1 : width + 2],
         op=nl.minimum,
-        engine=nisa.engine.gpsimd,
+        engine=engine,
     )
     for part in (state, theirs):
         factor = tile(largest.shape)
@@ -47,7 +62,7 @@ def join_cores(shape, rows, state, core):
         data1=state.all[:, 0 : width + 1],
         data2=theirs.all[:, 0 : width + 1],
         op=nl.add,
-        engine=nisa.engine.gpsimd,
+        engine=engine,
     )
     return joined
 

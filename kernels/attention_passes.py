@@ -73,6 +73,19 @@ def plan_ragged(shape, rows, shard, slot_cores):
     return plan_chunk(shape.slots, min(longest_pass(shape, rows, 1), RAGGED), 1, shard, slot_cores)
 
 
+def plan_paged(shape, rows, shard, slot_cores):
+    """Passes of a few sequences of a paged cache: over live slots only, of which each core takes some, and over any, of
+    which each core takes its share. None where the cache is short, or its first slots may be too old to be seen."""
+    if shape.slots < 2 * RAGGED or shape.ring or shape.sliding_window > 0:
+        return None
+    dense = plan_runs(shape, min(longest_pass(shape, rows, MOST_TOGETHER), shape.slots // 2), rows, True)
+    segments = max(1, dense.segments // 2)
+    own = segments * dense.partitions * dense.run
+    step = slot_cores * own
+    most = (shape.slots + step - 1) // step
+    return dense, Chunk(own, segments, dense.partitions, dense.run, 1, shard * own, step, most)
+
+
 @dataclass
 class Plan(nl.NKIObject):
     """How many sequences are cut into items of a work list: some passes of one sequence, taken by the cores in turn."""
@@ -166,15 +179,7 @@ def constants_of(shape, groups, operands, ragged, ending):
                 )
             )
         rows.append(own)
-    slot = None
-    if ragged != None:  # noqa: E711
-        slot = tile((ragged.partitions, ragged.segments, ragged.run))
-        nisa.iota(
-            dst=slot,
-            pattern=[[ragged.partitions * ragged.run, ragged.segments], [1, ragged.run]],
-            offset=ragged.first,
-            channel_multiplier=ragged.run,
-        )
+    slot = slots_of(ragged, 0) if ragged != None else None  # noqa: E711
     window_row = None
     if with_window:
         window_row = tile((shape.window, 1))
@@ -189,6 +194,19 @@ def constants_of(shape, groups, operands, ragged, ending):
         last_run = tile((PARTITIONS, ending.run))
         nisa.iota(dst=last_run, pattern=[[1, ending.run]], offset=ending.slots - ending.run, channel_multiplier=0)
     return Constants(rows, slot, window_row, inverse_scales, last_run)
+
+
+def slots_of(chunk, segment):
+    """[partitions, segments, run] fp32: the number of each slot that a pass loads, from a segment on."""
+    size = chunk.partitions * chunk.run
+    slot = tile((chunk.partitions, chunk.segments - segment, chunk.run))
+    nisa.iota(
+        dst=slot,
+        pattern=[[size, chunk.segments - segment], [1, chunk.run]],
+        offset=chunk.first + segment * size,
+        channel_multiplier=chunk.run,
+    )
+    return slot
 
 
 def own_constants(shape, groups, operands, constants, current):
@@ -209,10 +227,10 @@ def has_window(operands):
     return operands.key != None and operands.shard == 0  # noqa: E711
 
 
-def pass_keys(shape, chunk, rows, operands, current):
-    """Keys of a pass, a list of segments."""
+def pass_keys(shape, chunk, rows, operands, current, places=None):
+    """Keys of a pass, a list of segments; `places` of its runs if the cache is paged."""
     keys = new_keys(shape, chunk, rows, operands.key_cache.dtype)
-    fetch_keys(shape, chunk, rows, operands.key_cache, current, None, keys)
+    fetch_keys(shape, chunk, rows, operands.key_cache, current, places, keys)
     return moving_keys(shape, chunk, rows, keys)
 
 

@@ -93,7 +93,7 @@ def fetch_all_places(chunk, runs, room, passes):
     """Where the runs of the passes after the next lie; `runs` as list_runs leaves them, None unless paged."""
     if runs != None:  # noqa: E711
         for turn in range(len(passes)):
-            fetch_places(chunk, runs, passes[turn], room.next_places[turn])
+            fetch_places(chunk, runs, 0, passes[turn].value_index, room.next_places[turn])
 
 
 def take_places(room):

@@ -50,6 +50,11 @@ class Pass(nl.NKIObject):
     stored_index: object = None  # where its results go: sequence_index, or out of range if a later item has them
 
 
+def anywhere(sequence):
+    """A Pass of which nothing is known yet but its sequence."""
+    return Pass(sequence, None, None, None, None, None, None, None, None)
+
+
 @dataclass
 class Work(nl.NKIObject):
     """Items, some passes over one sequence each: a table [items, columns] in HBM, and registers: 1 if there are any,

@@ -7,7 +7,8 @@ import nki.language as nl
 from .attention_few import attend_few
 from .attention_many import attend_many
 from .attention_output import log_sum_exp
-from .attention_passes import MOST_STREAMS, Operands, plan_dense
+from .attention_paged import attend_paged
+from .attention_passes import MOST_STREAMS, Operands, plan_dense, plan_paged
 from .attention_plan import Shape, count_row_tiles, plan_rows
 from .attention_tree import ancestor_table, tree_matters
 from .merge_attention import merge_all
@@ -97,7 +98,9 @@ def verify_attention(
     groups = plan_rows(shape, first_head, last_head, 1)
     if plan_dense(shape, groups[0][0], shard, slot_cores) != None:  # noqa: E711
         groups = plan_rows(shape, first_head, last_head, MOST_STREAMS)
-    few = block_table == None and batch * count_row_tiles(groups) <= MOST_UNROLLED  # noqa: E711
+    few = batch * count_row_tiles(groups) <= MOST_UNROLLED
+    if block_table != None and plan_paged(shape, groups[0][0], shard, slot_cores) == None:  # noqa: E711
+        few = False
 
     # Many sequences leave HBM what each core saw.
     shards = 1 if few else slot_cores
@@ -129,7 +132,9 @@ def verify_attention(
         slot_cores,
     )
 
-    if few:
+    if few and block_table != None:  # noqa: E711
+        attend_paged(shape, (first_head, last_head), operands, lengths, slot_cores)
+    elif few:
         attend_few(shape, groups, operands, lengths, slot_cores)
     else:
         attend_many(shape, (first_head, last_head), operands, lengths, slot_cores)

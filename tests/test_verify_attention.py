@@ -80,6 +80,27 @@ def test_two_cores_agree_with_the_reference(case, lnc):
             "block_size": 48,
             "seq_lens": [12_490, 8200, 6144, 100],  # of three passes, two, one, and less
         },
+        {
+            "batch": 3,
+            "slots": 8500,
+            "group": 8,
+            "rows": 8,
+            "cache_layout": "NHPD",
+            "block_size": 16,
+            "dtype": BFLOAT16,
+            "seq_lens": [8490, 4096, 4095],
+        },
+        {
+            "batch": 2,
+            "heads": 2,
+            "slots": 4500,
+            "group": 4,
+            "head_dim": 192,
+            "cache_layout": "NPHD",
+            "dtype": BFLOAT16,
+            "seq_lens": [4200, 17],
+        },
+        {"batch": 9, "slots": 4200, "rows": 2, "cache_layout": "NHPD", "dtype": BFLOAT16},
         {"batch": 2, "slots": 700, "cache_layout": "NHPD", "block_size": 131, "seq_lens": [680, 131]},
         {"batch": 2, "slots": 3500, "cache_layout": "NHPD", "block_size": 48, "seq_lens": [3490, 100]},
         {
@@ -308,6 +329,15 @@ def test_permuting_blocks_and_table_together_changes_no_bit(case, seed):
     moved_table = np.where(table < 0, table, place[table]).astype(np.int32)
     for old, new in zip(case.run(), moved.run(block_table=moved_table)):
         assert old.tobytes() == new.tobytes()
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+@settings(max_examples=4)
+@given(seq_lens=st.lists(st.sampled_from([0, 16, 2047, 2048, 2049, 2064, 4095, 4096, 4160]), min_size=2, max_size=2))
+def test_passes_over_blocks_take_every_live_slot_once_wherever_a_sequence_ends(lnc, dtype, seq_lens):
+    sizes = {"slots": 4200, "rows": 3, "head_dim": 16, "cache_layout": "NHPD", "block_size": 16, "dtype": dtype}
+    assert_agrees(make_case(5, batch=2, seq_lens=seq_lens, **sizes), lnc)
 
 
 @pytest.mark.parametrize("layout", ["NHPD", "NPHD"])

@@ -6,6 +6,10 @@ _AGREES = (
     "tests/test_verify_attention.py::test_the_kernel_agrees_with_the_reference_on_any_combination",
     "tests/test_verify_attention.py::test_the_kernel_agrees_at_sizes_that_need_more_than_one_tile",
 )
+_PAGED = (
+    "tests/test_verify_attention.py::test_passes_over_blocks_take_every_live_slot_once_wherever_a_sequence_ends",
+    *_AGREES,
+)
 _TRAPS = ("tests/test_verify_attention.py",)
 
 MUTANTS = [
@@ -135,6 +139,41 @@ MUTANTS = [
         "op0=nl.greater_equal, operand0=float(num_blocks), op1=nl.add",
         "op0=nl.greater_equal, operand0=1e30, op1=nl.add",
         ("tests/test_verify_attention.py::test_on_the_device_a_sequence_with_a_bad_block_is_an_empty_slot",),
+    ),
+    Mutant(
+        "the keys of each segment come from the first",
+        "kernels/attention_loads.py",
+        "own = slice(segment * chunk.partitions, (segment + 1) * chunk.partitions)",
+        "own = slice(0, chunk.partitions)",
+        _AGREES,
+    ),
+    Mutant(
+        "where the runs of the item after lie is taken for the next one's",
+        "kernels/attention_many.py",
+        "fetch_all_places(walk.chunk, walk.runs, room, own_passes(walk, after))",
+        "fetch_all_places(walk.chunk, walk.runs, room, own_passes(walk, coming))",
+        _AGREES,
+    ),
+    Mutant(
+        "slots of the pass before count twice",
+        "kernels/attention_paged.py",
+        "dst=bounds[:, 0:1], data1=begin[:, 0:1], data2=slot",
+        "dst=bounds[:, 0:1], data1=slot, data2=slot",
+        _PAGED,
+    ),
+    Mutant(
+        "a pass between loads the last run",
+        "kernels/attention_paged.py",
+        "operand0=float(dense.run), op1=nl.maximum",
+        "operand0=0.0, op1=nl.maximum",
+        _PAGED,
+    ),
+    Mutant(
+        "of a paged sequence the last pass ends with whole runs",
+        "kernels/attention_paged.py",
+        "nisa.tensor_scalar(dst=end, data=end, op0=nl.add, operand0=float(chunk.run - 1))",
+        "nisa.tensor_scalar(dst=end, data=end, op0=nl.add, operand0=0.0)",
+        _PAGED,
     ),
     Mutant(
         "a listed item is taken twice, the next one left out",

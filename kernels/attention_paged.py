@@ -1,0 +1,392 @@
+"""A few sequences of a paged cache, unrolled.
+
+GpSimd, which describes gathers, takes longest. It starts on the first sequence's keys before it is known whether they
+are needed, and goes on from one sequence to the next: what else there is to do is left to other engines.
+"""
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from .attention_blocks import fetch_places, fetch_runs, list_runs, load_table, row_elements, skip_dead_runs
+from .attention_few import attend_windows, begin_walk, score_pass, store_all, take, windows_of
+from .attention_lengths import checked_lengths, on_every_partition, whole_steps
+from .attention_loads import fetch_keys, fetch_slots, moving_keys, new_keys, new_slots
+from .attention_output import joined_state, other_state
+from .attention_passes import (
+    MOST_STREAMS,
+    MOST_TOGETHER,
+    constants_of,
+    pass_keys,
+    plan_paged,
+    silence_last_run,
+    silence_pass,
+    slots_of,
+)
+from .attention_plan import PARTITIONS, plan_rows, tile
+from .attention_room import own_heads
+from .attention_work import Pass, anywhere, counters
+
+
+@dataclass
+class Plan(nl.NKIObject):
+    """What all sequences have in common."""
+
+    dense: object  # Chunk of passes over live slots only, which the cores take in turn
+    ragged: object  # Chunk of the passes of sequences that are shorter
+    cores: int
+    runs: object  # as list_runs leaves them
+    sequence_runs: int
+    tail: object  # as slots_of leaves those of a dense pass's last segment; None where that is not this core's
+    room: object  # keys and values of a ragged pass
+
+
+@dataclass
+class Facts(nl.NKIObject):
+    """Of each sequence: where its passes are. Dense are a first one, one that ends with the last live run, and, from
+    the first on, those that start before that."""
+
+    lengths: object  # Lengths
+    latest: object  # slot where the pass that ends with the last live run starts, [128, B] fp32
+    left: object  # live slots from there on, [128, B] fp32; None where that pass is not this core's
+    none: object  # 0, [128, 1] fp32
+    any: object  # a register each: 1 if there are dense passes, else 0
+    between: object  # a register each: `latest`, 0 without dense passes; None if no cache has a third pass
+    short: object  # a register each: live slots where there are no dense passes, else 0
+
+
+def attend_paged(shape, heads, operands, lengths, slot_cores):
+    """`heads`: (first, one past the last) that are this core's."""
+    rows = plan_rows(shape, heads[0], heads[1], MOST_STREAMS)[0][0]
+    dense, ragged = plan_paged(shape, rows, operands.shard, slot_cores)
+    groups = plan_rows(shape, heads[0], heads[1], dense.streams)
+    has_last = operands.shard == slot_cores - 1
+    num_blocks = operands.value_cache.shape[0]
+
+    room = ragged_room(shape, ragged, groups[0][0], operands)
+    given = on_every_partition(lengths)
+    blocks = load_table(shape, operands.block_table)
+    runs = list_runs(shape, dense.run, ragged.step, blocks, num_blocks)
+    plan = Plan(
+        dense,
+        ragged,
+        slot_cores,
+        runs,
+        shape.slots // dense.run,
+        slots_of(dense, dense.segments - 1) if has_last else None,
+        room,
+    )
+    latest = latest_passes(shape, dense, given[0])
+    index = None
+    if has_last:
+        index = tile((1, shape.batch), nl.int32)
+        nisa.tensor_scalar(dst=index, data=latest[0:1], op0=nl.multiply, operand0=1.0 / dense.run)
+    places = []
+    for sequence in range(shape.batch):
+        places.append(outer_places(plan, operands, sequence, index))
+    constants = constants_of(shape, groups, operands, ragged, dense if has_last else None)
+    walks = []
+    for sequence in range(shape.batch):
+        walks.append(begin_walk(shape, groups, operands, constants, sequence))
+    checked = checked_lengths(shape, given, blocks, num_blocks)[0]
+    facts = facts_of(dense, checked, latest, has_last)
+    ahead = keys_of(walks[0], dense, 0, places[0])
+    passes = []
+    for sequence in range(shape.batch):
+        passes.append(outer_passes(shape, plan, operands, facts, sequence))
+    others = []
+    windows = windows_of(walks[0], passes[0][0])
+    for sequence in range(shape.batch):
+        walk = walks[sequence]
+        # Engines keep their order: what a sequence needs first comes before the passes of the one before, its output
+        # after those of the next.
+        following = ()
+        if sequence + 1 < shape.batch:
+            following = windows_of(walks[sequence + 1], passes[sequence + 1][0])
+        attend_outer(walk, plan, facts, passes[sequence], places[sequence], windows, ahead)
+        if facts.between != None:  # noqa: E711
+            attend_between(walk, plan, facts)
+        attend_ragged(walk, plan, facts)
+        others.append(other_states(walk))
+        if sequence > 0:
+            finish(walks[sequence - 1], others[sequence - 1], passes[sequence - 1][0])
+        windows = following
+        ahead = ()
+    finish(walk, others[shape.batch - 1], passes[shape.batch - 1][0])
+
+
+def ragged_room(shape, chunk, rows, operands):
+    """Keys and values of a pass, zeros: a gather that skips a run leaves what was."""
+    keys = new_keys(shape, chunk, rows, operands.key_cache.dtype)
+    values = new_slots(shape, chunk, rows, operands.value_cache.dtype)
+    for segment in keys + values:
+        nisa.memset(dst=segment, value=0.0, engine=nisa.engine.vector)
+    return keys, values
+
+
+def latest_passes(shape, chunk, cached):
+    """Facts.latest, from seq_lens as they are given, before any check: wherever that is, it can be loaded."""
+    end = tile(cached.shape)
+    latest = tile(cached.shape)
+    nisa.tensor_scalar(dst=end, data=cached, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=float(shape.slots))
+    nisa.tensor_scalar(dst=end, data=end, op0=nl.add, operand0=float(chunk.run - 1))
+    _, end = whole_steps(end, chunk.run)
+    nisa.tensor_scalar(dst=latest, data=end, op0=nl.subtract, operand0=float(chunk.slots), op1=nl.maximum, operand1=0.0)
+    return latest
+
+
+def facts_of(chunk, lengths, latest, has_last):
+    size = lengths.cached.shape
+    some = tile(size)
+    short = tile(size)
+    none = tile((PARTITIONS, 1))
+    nisa.tensor_scalar(dst=some, data=lengths.cached, op0=nl.greater_equal, operand0=float(chunk.slots))
+    any_pass = counters(some, nisa.engine.vector)
+    nisa.scalar_tensor_tensor(
+        dst=short, data=some, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=lengths.cached
+    )
+    shorts = counters(short, nisa.engine.vector)
+    between = None
+    if chunk.most > 2:
+        ends = tile(size)
+        nisa.tensor_tensor(dst=ends, data1=latest, data2=some, op=nl.multiply)
+        between = counters(ends, nisa.engine.vector)
+    left = None
+    if has_last:
+        left = tile(size)
+        nisa.tensor_tensor(dst=left, data1=lengths.cached, data2=latest, op=nl.subtract)
+    nisa.memset(dst=none, value=0.0, engine=nisa.engine.vector)
+    return Facts(lengths, latest, left, none, any_pass, between, shorts)
+
+
+def outer_places(plan, operands, sequence, index):
+    """Where the runs of this core's outer passes lie: of the first, the last, or both."""
+    places = []
+    for last in range(2):
+        if plan.cores == 1 or last == operands.shard:
+            own = tile((plan.dense.partitions, plan.dense.segments), nl.int32)
+            first_run = sequence * plan.sequence_runs
+            fetch_places(plan.dense, plan.runs, first_run, index[:, sequence : sequence + 1] if last else None, own)
+            places.append(own)
+    return places
+
+
+def outer_passes(shape, plan, operands, facts, sequence):
+    """The Passes of outer_places."""
+    one = slice(sequence, sequence + 1)
+    rows = facts.lengths.live_rows[:, one]
+    latest = facts.latest[:, one]
+    passes = []
+    if plan.cores == 1 or operands.shard == 0:
+        position = facts.lengths.position[:, one]
+        passes.append(Pass(sequence, None, None, None, facts.none, latest, rows, None, position))
+    if facts.left != None:  # noqa: E711
+        position = position_from(shape, facts, sequence, latest)
+        passes.append(Pass(sequence, None, None, None, facts.none, facts.left[:, one], rows, None, position))
+    return passes
+
+
+def position_from(shape, facts, sequence, start):
+    """The position of window row 0, counted from slot `start` [128, 1]; None where nothing asks for it."""
+    if not shape.positioned:
+        return None
+    position = tile((PARTITIONS, 1))
+    own = facts.lengths.position[:, sequence : sequence + 1]
+    nisa.tensor_tensor(dst=position, data1=own, data2=start, op=nl.subtract)
+    return position
+
+
+def attend_outer(walk, plan, facts, passes, places, windows, ahead):
+    """The window, and the first and the last of dense passes, which begin the states.
+
+    Args:
+        places: of each pass.
+        windows: as windows_of leaves them.
+        ahead: the first group's keys of each pass, if they are on their way, else ().
+    """
+    dense = plan.dense
+
+    def first_and_last(_):
+        for g in range(len(walk.groups)):
+            keys = ahead if g == 0 else ()
+            if len(keys) == 0:
+                keys = keys_of(walk, dense, g, places)
+            values = values_of(walk, dense, g, places)
+            steps = []
+            for i in range(len(passes)):
+                if plan.tail != None and i == len(passes) - 1:  # noqa: E711
+                    silence_last_run(dense, walk.constants.last_run, keys[i], passes[i])
+                begins = windows[g] if i == 0 else None
+                before = steps[i - 1] if i > 0 else None
+                steps.append(score_pass(walk, dense, True, g, 0, passes[i], keys[i], begins, before))
+            if plan.tail != None:  # noqa: E711
+                last = len(passes) - 1
+                silence_pass(walk.shape, plan.tail, values[last][dense.segments - 1 :], passes[last])
+            take(walk, dense, True, g, passes, keys, values, windows[g], steps)
+
+    def window_alone(_):
+        attend_windows(walk, windows, passes[0])
+
+    nl.fori_loop(0, facts.any[walk.sequence], first_and_last)
+    nl.fori_loop(facts.any[walk.sequence], 1, window_alone)
+
+
+def keys_of(walk, chunk, g, places):
+    """Keys of passes for group g of row tiles; `places` of each."""
+    keys = []
+    for own in places:
+        keys.append(pass_keys(walk.shape, chunk, walk.groups[g][0], walk.operands, anywhere(walk.sequence), own))
+    return keys
+
+
+def values_of(walk, chunk, g, places):
+    """The same for values, the very last segment first: what of it is not live is to be cleared."""
+    rows = walk.groups[g][0]
+    cache = walk.operands.value_cache
+    values = []
+    for _ in places:
+        values.append(new_slots(walk.shape, chunk, rows, cache.dtype))
+    last = chunk.segments - 1
+    fetch_runs(walk.shape, chunk, rows, cache, places[len(places) - 1][:, last:], values[len(places) - 1][last])
+    for i in range(len(places)):
+        for segment in range(chunk.segments if i < len(places) - 1 else last):
+            place = places[i][:, segment : segment + 1]
+            fetch_runs(walk.shape, chunk, rows, cache, place, values[i][segment])
+    return values
+
+
+@dataclass
+class Between(nl.NKIObject):
+    """The next of a core's dense passes between the first and the last. Pairs: [128, 2] fp32, in slots and in runs."""
+
+    begins: object  # a pair each: where its own slots begin
+    bounds: (
+        object  # [128, 3] fp32 each: its own slots, first and one past the last, from where it loads; and where that is
+    )
+    places: object  # of its runs
+    latest: object  # where the last pass starts, [128, 1] fp32
+    limit: object  # a pair: the latest that a pass may load from; the last run may hold slots that are not live
+    stride: object  # a pair
+
+
+def attend_between(walk, plan, facts):
+    """Dense passes between the first and the last, some on each core at a time; while they are gathered it is looked up
+    where the next ones lie."""
+    dense = plan.dense
+    sequence = walk.sequence
+    some = min(MOST_TOGETHER, (dense.most - 2 + plan.cores - 1) // plan.cores)
+    step = some * plan.cores * dense.slots
+    latest = facts.latest[:, sequence : sequence + 1]
+    limit = tile((PARTITIONS, 2))
+    nisa.tensor_scalar(
+        dst=limit[:, 0:1], data=latest, op0=nl.subtract, operand0=float(dense.run), op1=nl.maximum, operand1=0.0
+    )
+    nisa.tensor_scalar(dst=limit[:, 1:2], data=limit[:, 0:1], op0=nl.multiply, operand0=1.0 / dense.run)
+    coming = Between([], [], [], latest, limit, in_slots_and_runs(dense, step))
+    for i in range(some):
+        first = (1 + i * plan.cores + walk.operands.shard) * dense.slots
+        coming.begins.append(in_slots_and_runs(dense, first))
+        coming.bounds.append(tile((PARTITIONS, 3)))
+        coming.places.append(tile((dense.partitions, dense.segments), nl.int32))
+    look_up(plan, sequence, coming)
+
+    def next_passes(_):
+        passes = []
+        places = []
+        for i in range(some):
+            bounds = tile((PARTITIONS, 3))
+            nisa.tensor_copy(dst=bounds, src=coming.bounds[i], engine=nisa.engine.gpsimd)
+            own = tile(coming.places[i].shape, nl.int32)
+            nisa.tensor_copy(dst=own, src=coming.places[i], engine=nisa.engine.gpsimd)
+            places.append(own)
+            rows = facts.lengths.live_rows[:, sequence : sequence + 1]
+            position = position_from(walk.shape, facts, sequence, bounds[:, 2:3])
+            passes.append(Pass(sequence, None, None, None, bounds[:, 0:1], bounds[:, 1:2], rows, None, position))
+        look_up(plan, sequence, coming)
+        for g in range(len(walk.groups)):
+            keys = keys_of(walk, dense, g, places)
+            take(walk, dense, True, g, passes, keys, values_of(walk, dense, g, places), None, ())
+
+    nl.fori_loop(dense.slots, facts.between[sequence], next_passes, step=step)
+
+
+def in_slots_and_runs(chunk, slots):
+    pair = tile((PARTITIONS, 2))
+    nisa.memset(dst=pair[:, 0:1], value=float(slots))
+    nisa.memset(dst=pair[:, 1:2], value=float(slots // chunk.run))
+    return pair
+
+
+def look_up(plan, sequence, coming):
+    """Fills bounds and places of the passes that come next, and moves on. On GpSimd, which gathers them."""
+    engine = nisa.engine.gpsimd
+    for i in range(len(coming.begins)):
+        begin = coming.begins[i]
+        bounds = coming.bounds[i]
+        start = tile((PARTITIONS, 2))
+        index = tile((1, 1), nl.int32)
+        nisa.tensor_tensor(dst=start, data1=begin, data2=coming.limit, op=nl.minimum, engine=engine)
+        nisa.tensor_copy(dst=index, src=start[0:1, 1:2], engine=engine)
+        fetch_places(plan.dense, plan.runs, sequence * plan.sequence_runs, index, coming.places[i])
+        slot = start[:, 0:1]
+        nisa.tensor_tensor(dst=bounds[:, 0:1], data1=begin[:, 0:1], data2=slot, op=nl.subtract, engine=engine)
+        nisa.tensor_tensor(dst=bounds[:, 1:2], data1=coming.latest, data2=slot, op=nl.subtract, engine=engine)
+        nisa.tensor_copy(dst=bounds[:, 2:3], src=slot, engine=engine)
+        nisa.tensor_tensor(dst=begin, data1=begin, data2=coming.stride, op=nl.add, engine=engine)
+
+
+def attend_ragged(walk, plan, facts):
+    """The passes of a sequence without dense ones: of each, what is not live is not loaded."""
+    shape = walk.shape
+    chunk = plan.ragged
+    one = slice(walk.sequence, walk.sequence + 1)
+    begin = tile((PARTITIONS, 1))
+    nisa.memset(dst=begin, value=0.0, engine=nisa.engine.vector)
+
+    def next_pass(_):
+        end = tile((PARTITIONS, 1))
+        index = tile((1, 1), nl.int32)
+        places = tile((chunk.partitions, chunk.segments), nl.int32)
+        nisa.tensor_tensor(dst=end, data1=facts.lengths.cached[:, one], data2=begin, op=nl.subtract)
+        position = position_from(shape, facts, walk.sequence, begin)
+        nisa.tensor_scalar(dst=index, data=begin[0:1], op0=nl.multiply, operand0=1.0 / chunk.run)
+        nisa.tensor_scalar(dst=begin, data=begin, op0=nl.add, operand0=float(chunk.step))
+        rows = facts.lengths.live_rows[:, one]
+        current = Pass(walk.sequence, None, None, None, facts.none, end, rows, None, position)
+        first_run = walk.sequence * plan.sequence_runs + chunk.first // chunk.run
+        fetch_places(chunk, plan.runs, first_run, index, places)
+        cache_rows = walk.operands.value_cache.size // row_elements(shape, chunk.run)
+        skip_dead_runs(chunk, walk.constants.slot, cache_rows, current, places)
+        for g in range(len(walk.groups)):
+            rows = walk.groups[g][0]
+            keys = own_heads(plan.room[0], rows)
+            values = own_heads(plan.room[1], rows)
+            fetch_keys(shape, chunk, rows, walk.operands.key_cache, current, places, keys)
+            fetch_slots(shape, chunk, rows, walk.operands.value_cache, current, None, places, values)
+            moving = moving_keys(shape, chunk, rows, keys)
+            silence_pass(shape, walk.constants.slot, values, current)
+            take(walk, chunk, False, g, (current,), (moving,), (values,), None, ())
+
+    nl.fori_loop(0, facts.short[walk.sequence], next_pass, step=chunk.step)
+
+
+def other_states(walk):
+    """The other core's states of all row tiles; () if it has none."""
+    if walk.operands.shards == 1:
+        return ()
+    others = []
+    for g in range(len(walk.groups)):
+        of_group = []
+        for t in range(len(walk.groups[g])):
+            of_group.append(other_state(walk.shape, walk.groups[g][t], walk.states[g][t], walk.operands.shard))
+        others.append(of_group)
+    return others
+
+
+def finish(walk, others, current):
+    """Writes a sequence's output; `others` as other_states leaves them."""
+    for g in range(len(others)):
+        for t in range(len(others[g])):
+            walk.states[g][t] = joined_state(walk.shape, walk.groups[g][t], walk.states[g][t], others[g][t])
+    store_all(walk, current)
