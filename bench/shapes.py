@@ -103,7 +103,8 @@ def attention(quick: bool) -> Iterator[Case]:
         for layout in ("BHDS", "BHSD"):
             yield attention_case(layout, point, cache_layout=layout)
     point = {"B": 4, "T": 8, "S": 8192, "D": 128}
-    yield attention_case("NHPD blocks of 16", point, cache_layout="NHPD", block=16)
+    for batch in BATCHES:
+        yield attention_case("NHPD blocks of 16", point | {"B": batch}, cache_layout="NHPD", block=16)
     yield attention_case("NPHD blocks of 256", point, cache_layout="NPHD", block=256)
     yield attention_case("BHDS fp8", point, cache_layout="BHDS", cache_dtype=FP8)
     yield attention_case("BHDS window of 1024", point, cache_layout="BHDS", sliding_window=1024)

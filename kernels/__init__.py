@@ -9,6 +9,7 @@ they matter):
   sums), and what a runtime loop stored is there when the kernel returns.
 - Indirect DMAs whose rows are several runs (heads that lie apart, transposed keys), in runtime loops too; two-byte
   writes next to each other, by different descriptors, do not undo one another.
+- A gather transposes hundreds of rows of several tokens at once, in runtime loops too.
 - `ap` after `reshape` counts indices in the reshaped rows; an index may be a column of a tile.
 - An instruction may read several banks of PSUM; several accumulation groups may be open in one bank, apart.
 - Bit operations of tensor_scalar take an int32 operand for each partition.
