@@ -10,11 +10,13 @@ import nki.language as nl
 from .attention_plan import PARTITIONS, head_parts, psum, tile
 
 
-def load_table(shape, block_table):
-    """The block table as [B * n, M / n] int32, each sequence's on n partitions."""
-    parts = PARTITIONS // shape.batch
-    while shape.table_size % parts > 0:
-        parts -= 1
+def load_table(shape, block_table, parts=0):
+    """The block table as [B * n, M / n] int32, each sequence's on n partitions: on `parts`, or, if that is 0, as many
+    as there are."""
+    if parts == 0:
+        parts = PARTITIONS // shape.batch
+        while shape.table_size % parts > 0:
+            parts -= 1
     blocks = tile((shape.batch * parts, shape.table_size // parts), nl.int32)
     nisa.dma_copy(dst=blocks, src=block_table.reshape(blocks.shape))
     return blocks
@@ -60,14 +62,9 @@ def count_bad_blocks(shape, blocks, num_blocks, cached):
     return counts
 
 
-def list_runs(shape, run, reach, blocks, num_blocks):
-    """[n, 1] int32 in HBM: for each run of each sequence the cache row where head 0's begins, then what passes may take
-    for runs of the last sequence, up to `reach` slots past its end.
-
-    Blocks that do not exist are taken for the nearest one that does: keys may be gathered before any check.
-    """
-    room = reach // run
-    entries = shape.batch * shape.table_size
+def locate_runs(shape, run, blocks, num_blocks):
+    """[B * n, M / n, runs of a block] int32: the cache row where each run of head 0 begins; `blocks` as load_table left
+    them. Those that do not exist are taken for the nearest one that does: keys may be gathered before any check."""
     per_block = shape.block_size // run
     partitions = blocks.shape[0]
     existing = tile(blocks.shape, nl.int32)
@@ -83,14 +80,30 @@ def list_runs(shape, run, reach, blocks, num_blocks):
     nisa.iota(dst=offset, pattern=[[0, size[1]], [1, per_block]], offset=0, channel_multiplier=0)
     nisa.tensor_tensor(dst=rows, data1=existing.expand_dim(2).broadcast(2, per_block), data2=scale, op=nl.multiply)
     nisa.tensor_tensor(dst=rows, data1=rows, data2=offset, op=nl.add)
+    return rows
 
-    listed = nl.ndarray((entries * per_block + room, 1), dtype=nl.int32, buffer=nl.private_hbm)
-    columns = size[1] * per_block
-    nisa.dma_copy(dst=listed.ap(pattern=[[columns, partitions], [1, columns]]), src=rows)
+
+def list_runs(rows, room):
+    """[n, 1] int32 in HBM: `rows`, as locate_runs leaves them, then what passes may take for runs of the last sequence,
+    `room` of them."""
+    listed = nl.ndarray((rows.size + room, 1), dtype=nl.int32, buffer=nl.private_hbm)
+    columns = rows.size // rows.shape[0]
+    nisa.dma_copy(dst=listed.ap(pattern=[[columns, rows.shape[0]], [1, columns]]), src=rows)
     nothing = tile((1, room), nl.int32)
     nisa.memset(dst=nothing, value=0)
-    nisa.dma_copy(dst=listed.ap(pattern=[[room, 1], [1, room]], offset=entries * per_block), src=nothing)
+    nisa.dma_copy(dst=listed.ap(pattern=[[room, 1], [1, room]], offset=rows.size), src=nothing)
     return listed
+
+
+def spread_runs(rows):
+    """`rows`, as locate_runs leaves them, a run a partition: [runs, B * n] int32. By way of fp32: below 2^24."""
+    across = tile((rows.shape[0], rows.size // rows.shape[0]))
+    staged = psum((across.shape[1], rows.shape[0]))
+    places = tile(staged.shape, nl.int32)
+    nisa.tensor_copy(dst=across, src=rows.flatten_dims(1, 2), engine=nisa.engine.scalar)
+    nisa.nc_transpose(dst=staged, data=across, engine=nisa.engine.tensor)
+    nisa.tensor_copy(dst=places, src=staged, engine=nisa.engine.scalar)
+    return places
 
 
 def fetch_places(chunk, runs, first_run, index, places):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_blocks import list_runs, load_table
+from .attention_blocks import list_runs, load_table, locate_runs
 from .attention_lengths import checked_lengths, on_every_partition
 from .attention_loads import EVICTION_ENGINES, moving_keys, transpose_queries
 from .attention_output import store_output
@@ -80,7 +80,8 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
     runs = None
     if shape.block_size > 0:
         blocks = load_table(shape, operands.block_table)
-        runs = list_runs(shape, plans[0].chunk.run, plans[0].chunk.slots, blocks, num_blocks)
+        chunk = plans[0].chunk
+        runs = list_runs(locate_runs(shape, chunk.run, blocks, num_blocks), chunk.slots // chunk.run)
     laps = checked_lengths(shape, given, blocks, num_blocks)
     numbers = number_all(shape, len(laps), plans)
     if plans[0].dense:

@@ -9,7 +9,16 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_blocks import fetch_places, fetch_runs, list_runs, load_table, row_elements, skip_dead_runs
+from .attention_blocks import (
+    fetch_places,
+    fetch_runs,
+    list_runs,
+    load_table,
+    locate_runs,
+    row_elements,
+    skip_dead_runs,
+    spread_runs,
+)
 from .attention_few import attend_windows, begin_walk, score_pass, store_all, take, windows_of
 from .attention_lengths import checked_lengths, on_every_partition, whole_steps
 from .attention_loads import fetch_keys, fetch_slots, moving_keys, new_keys, new_slots
@@ -64,15 +73,22 @@ def attend_paged(shape, heads, operands, lengths, slot_cores):
     has_last = operands.shard == slot_cores - 1
     num_blocks = operands.value_cache.shape[0]
 
+    # GpSimd counts while it waits for the table.
     room = ragged_room(shape, ragged, groups[0][0], operands)
     given = on_every_partition(lengths)
-    blocks = load_table(shape, operands.block_table)
-    runs = list_runs(shape, dense.run, ragged.step, blocks, num_blocks)
+    parts = whole_segments(shape, dense, operands)
+    blocks = load_table(shape, operands.block_table, parts)
+    constants = constants_of(shape, groups, operands, ragged, dense if has_last else None)
+    walks = []
+    for sequence in range(shape.batch):
+        walks.append(begin_walk(shape, groups, operands, constants, sequence))
+    located = locate_runs(shape, dense.run, blocks, num_blocks)
+    first_places = spread_runs(located) if parts > 0 and operands.shard == 0 else None
     plan = Plan(
         dense,
         ragged,
         slot_cores,
-        runs,
+        list_runs(located, ragged.step // dense.run),
         shape.slots // dense.run,
         slots_of(dense, dense.segments - 1) if has_last else None,
         room,
@@ -84,11 +100,7 @@ def attend_paged(shape, heads, operands, lengths, slot_cores):
         nisa.tensor_scalar(dst=index, data=latest[0:1], op0=nl.multiply, operand0=1.0 / dense.run)
     places = []
     for sequence in range(shape.batch):
-        places.append(outer_places(plan, operands, sequence, index))
-    constants = constants_of(shape, groups, operands, ragged, dense if has_last else None)
-    walks = []
-    for sequence in range(shape.batch):
-        walks.append(begin_walk(shape, groups, operands, constants, sequence))
+        places.append(outer_places(plan, operands, sequence, first_places, index))
     checked = checked_lengths(shape, given, blocks, num_blocks)[0]
     facts = facts_of(dense, checked, latest, has_last)
     ahead = keys_of(walks[0], dense, 0, places[0])
@@ -160,15 +172,31 @@ def facts_of(chunk, lengths, latest, has_last):
     return Facts(lengths, latest, left, none, any_pass, between, shorts)
 
 
-def outer_places(plan, operands, sequence, index):
+def whole_segments(shape, chunk, operands):
+    """The segments of a sequence, if all are whole and the first pass's places come from the chip, by spread_runs; else
+    0."""
+    size = PARTITIONS * chunk.run
+    count = shape.slots // size
+    rows = operands.value_cache.size // row_elements(shape, chunk.run)
+    fits = shape.slots % size == 0 and shape.table_size % count == 0 and shape.batch * count <= PARTITIONS
+    return count if fits and rows <= 1 << 24 else 0
+
+
+def outer_places(plan, operands, sequence, first_places, index):
     """Where the runs of this core's outer passes lie: of the first, the last, or both."""
+    dense = plan.dense
+    first_run = sequence * plan.sequence_runs
     places = []
-    for last in range(2):
-        if plan.cores == 1 or last == operands.shard:
-            own = tile((plan.dense.partitions, plan.dense.segments), nl.int32)
-            first_run = sequence * plan.sequence_runs
-            fetch_places(plan.dense, plan.runs, first_run, index[:, sequence : sequence + 1] if last else None, own)
-            places.append(own)
+    if first_places != None:  # noqa: E711
+        column = first_run // PARTITIONS
+        places.append(first_places[:, column : column + dense.segments])
+    elif operands.shard == 0:
+        places.append(tile((dense.partitions, dense.segments), nl.int32))
+        fetch_places(dense, plan.runs, first_run, None, places[0])
+    if index != None:  # noqa: E711
+        own = tile((dense.partitions, dense.segments), nl.int32)
+        fetch_places(dense, plan.runs, first_run, index[:, sequence : sequence + 1], own)
+        places.append(own)
     return places
 
 

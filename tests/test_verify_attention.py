@@ -90,6 +90,7 @@ def test_two_cores_agree_with_the_reference(case, lnc):
             "dtype": BFLOAT16,
             "seq_lens": [8490, 4096, 4095],
         },
+        {"batch": 2, "slots": 8192, "rows": 2, "cache_layout": "NPHD", "block_size": 64, "seq_lens": [8190, 5000]},
         {
             "batch": 2,
             "heads": 2,
