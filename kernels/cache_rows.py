@@ -212,6 +212,7 @@ def locate(position, cache, cache_layout, block_table, ring):
         index: [B, T] int32, the row of the cache that holds the token's first head, without the share of the sequence
             (unless paged) and of the head.
         outside: [B, T] fp32, above 0 where there is no such row: the position is not in the cache or not in a block.
+        offset: [B, T] int32, the token's place in its block, or in the cache.
     """
     slots = num_slots(cache, cache_layout, block_table)
     outside = nl.ndarray(position.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -221,7 +222,7 @@ def locate(position, cache, cache_layout, block_table, ring):
     if ring:
         _, position = divide(position, slots)
     if cache_layout == "BHSD" or cache_layout == "BHDS":
-        return position, outside
+        return position, outside, position
 
     # A ring's window may wrap to the first blocks, so all of its few table entries are read.
     window = position.shape[1]
@@ -238,10 +239,12 @@ def locate(position, cache, cache_layout, block_table, ring):
     nisa.tensor_tensor(
         dst=index, data1=block, data2=constant(position.shape, cache.shape[1] * cache.shape[2]), op=nl.multiply
     )
+    row = offset
     if token_rows > 1:
-        nisa.tensor_tensor(dst=offset, data1=offset, data2=constant(position.shape, token_rows), op=nl.multiply)
-    nisa.tensor_tensor(dst=index, data1=index, data2=offset, op=nl.add)
-    return index, outside
+        row = nl.ndarray(position.shape, dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=row, data1=offset, data2=constant(position.shape, token_rows), op=nl.multiply)
+    nisa.tensor_tensor(dst=index, data1=index, data2=row, op=nl.add)
+    return index, outside, offset
 
 
 def flag(flags, data, op, operand):

@@ -79,7 +79,7 @@ def commit(moves, lengths, cache_layout, chain, ring):
     accepted = load_lengths(num_accepted)
     entry = row_numbers(batch, rows)
     row = entry
-    slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, ring)
+    slot, outside, offset = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, ring)
     if not chain:
         row = load_path(path)
         flag_path(outside, row)
@@ -87,4 +87,4 @@ def commit(moves, lengths, cache_layout, chain, ring):
     if ring:
         kept = last_rows(kept, accepted, slots, entry)
     most = min(rows, slots)
-    move_window(moves, cache_layout, block_table, ring, row, slot, kept, seq_len, most, chain, zero)
+    move_window(moves, cache_layout, block_table, ring, row, slot, offset, kept, most, chain, zero)

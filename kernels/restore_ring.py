@@ -56,10 +56,10 @@ def restore(moves, seq_lens, num_accepted, block_table, cache_layout):
     row = row_numbers(batch, window)
     seq_len = load_lengths(seq_lens)
     accepted = load_lengths(num_accepted)
-    slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, True)
+    slot, outside, offset = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, True)
     rejected = rejected_rows(row, seq_len, accepted, outside)
     most = max(window - 1, 1)
-    move_window(moves, cache_layout, block_table, True, row, slot, rejected, seq_len, most, True, zero)
+    move_window(moves, cache_layout, block_table, True, row, slot, offset, rejected, most, True, zero)
 
 
 def rejected_rows(rows, seq_len, num_accepted, outside):

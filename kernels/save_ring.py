@@ -62,7 +62,7 @@ def save(moves, seq_lens, block_table, cache_layout):
     zero = constant((nl.tile_size.pmax, 1), 0)  # first: buffers are zeroed while lengths are on their way
     seq_len = load_lengths(seq_lens)
     row = row_numbers(batch, window)
-    slot, outside = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, True)
+    slot, outside, offset = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, True)
     live = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_reduce(dst=live, op=nl.add, data=outside, axis=1)
     nisa.tensor_scalar(dst=live, data=live, op0=nl.equal, operand0=0.0, op1=nl.multiply, operand1=not_negative(seq_len))
@@ -71,7 +71,7 @@ def save(moves, seq_lens, block_table, cache_layout):
     nisa.memset(dst=every, value=1.0)
     unit = run_unit(cache, cache_layout, block_table, True)
     if runs_pay(moves, saved, cache_layout, window, unit, True):
-        pieces = runs_of(every, seq_len, window, unit, saved, cache_layout)
+        pieces = runs_of(every, offset, window, unit, saved, cache_layout)
     else:
         pieces = [(1, row, as_flags(every))]
     runs = []

@@ -9,14 +9,13 @@ from .row_moves import move_runs
 from .window_runs import columns_pay, longest_run, run_unit, runs_of, runs_pay, segments_of, slots_of
 
 
-def move_window(moves, cache_layout, block_table, ring, row, slot, kept, seq_len, most, chain, zero):
+def move_window(moves, cache_layout, block_table, ring, row, slot, offset, kept, most, chain, zero):
     """Moves the entries flagged in `kept` of each (window, cache, scales, layer) in `moves`, all of one shape.
 
     Args:
         row: [B, T] int32, the window row of each entry.
-        slot: [B, T] int32, what `locate` says of each entry.
+        slot, offset: [B, T] int32, what `locate` says of each entry.
         kept: [B, T] fp32 flags of entries that are neighbours.
-        seq_len: [B, 1] int32, the position of entry 0.
         most: the most entries that can be kept.
         chain: entries are the window's rows.
         zero: [128, 1] int32.
@@ -25,12 +24,12 @@ def move_window(moves, cache_layout, block_table, ring, row, slot, kept, seq_len
     unit = run_unit(cache, cache_layout, block_table, ring)
     longest = longest_run(most, unit)
     if cache_layout == "BHDS" and columns_pay(moves, longest, chain):
-        length, end = segments_of(kept, seq_len, most, unit)
+        length, end = segments_of(kept, offset, most, unit)
         move_columns(moves, row, slot, length, end, longest, zero)
         return
     runs = []
     if runs_pay(moves, window, cache_layout, most, unit, chain):
-        for run in runs_of(kept, seq_len, most, unit, window, cache_layout):
+        for run in runs_of(kept, offset, most, unit, window, cache_layout):
             size, first, exists = run
             sources = [first] if chain else rows_from(first, size, row)
             runs.append((size, sources, exists, slots_of(first, slot), exists))

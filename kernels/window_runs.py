@@ -3,7 +3,7 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .cache_rows import add_lengths, divide, element_bytes, num_slots
+from .cache_rows import element_bytes, num_slots
 from .row_moves import MAX_BYTES, RUN_BYTES, fill_partitions
 
 RUNS_FROM_BYTES = 1 << 19  # of all windows; below that, more DMAs cost more than longer descriptors save
@@ -84,12 +84,12 @@ def columns_pay(moves, longest, chain):
     return descriptors >= (FEW_DESCRIPTORS // 2 * max(longest, 8) if chain else 2 * FEW_DESCRIPTORS)
 
 
-def segments_of(kept, seq_len, most, unit):
+def segments_of(kept, offset, most, unit):
     """Cuts the rows flagged in `kept`, of each sequence neighbours, into segments that end where a unit of slots does.
 
     Args:
         kept: [B, T] fp32 flags.
-        seq_len: [B, 1] int32, the position of row 0.
+        offset: [B, T] int32, what `locate` says of each row.
         most: the most rows that can be flagged.
         unit: see run_unit.
 
@@ -115,15 +115,19 @@ def segments_of(kept, seq_len, most, unit):
     if unit == 0:
         nisa.tensor_copy(dst=edges[:, 1:2], src=total)
     else:
-        _, remainder = divide(add_lengths(begin, seq_len), unit)
-        offset = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)  # in range whatever the lengths
+        place = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)  # in range whatever the lengths
         nisa.tensor_scalar(
-            dst=offset, data=remainder, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=float(unit - 1)
+            dst=place,
+            data=slots_of(begin, offset),
+            op0=nl.maximum,
+            operand0=0.0,
+            op1=nl.minimum,
+            operand1=float(unit - 1),
         )
         units = nl.ndarray((batch, segments), dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=units, pattern=[[unit, segments]], offset=unit, channel_multiplier=0)
         nisa.tensor_scalar(
-            dst=edges[:, 1 : segments + 1], data=units, op0=nl.subtract, operand0=offset, op1=nl.minimum, operand1=total
+            dst=edges[:, 1 : segments + 1], data=units, op0=nl.subtract, operand0=place, op1=nl.minimum, operand1=total
         )
     length = nl.ndarray((batch, segments), dtype=nl.int32, buffer=nl.sbuf)
     end = nl.ndarray((batch, segments), dtype=nl.float32, buffer=nl.sbuf)
@@ -133,7 +137,7 @@ def segments_of(kept, seq_len, most, unit):
     return length, end
 
 
-def runs_of(kept, seq_len, most, unit, window, cache_layout):
+def runs_of(kept, offset, most, unit, window, cache_layout):
     """Cuts segments (see segments_of) into runs of the sizes that run_sizes names.
 
     Every row moves once. The size of a run is known when the kernel is traced; which of them a sequence has, and where
@@ -142,7 +146,7 @@ def runs_of(kept, seq_len, most, unit, window, cache_layout):
     Returns:
         A list of (size, first [B, C] int32: the first row of each run of that size, exists [B, C] uint8 flags).
     """
-    length, end = segments_of(kept, seq_len, most, unit)
+    length, end = segments_of(kept, offset, most, unit)
     batch, segments = length.shape
     runs = []
     rest = length  # what larger runs leave of each segment, at its end

@@ -182,8 +182,8 @@ MUTANTS = [
     Mutant(
         "a tree that wraps around its ring is compacted as if it did not",
         "kernels/compact_window.py",
-        "target_slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, ring)",
-        "target_slot, outside = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, False)",
+        "target_slot, outside, _ = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, ring)",
+        "target_slot, outside, _ = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, False)",
         (COMPACT,),
     ),
     Mutant(
