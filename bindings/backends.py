@@ -17,10 +17,11 @@ BACKENDS = ("auto", "reference", "emulator", "simulator", "device")
 MOST_ROWS = 512  # of a launch, for kernels that unroll their rows: keeps these below 20,000 instructions
 MOST_TRUNCATED_ROWS = 128  # with top-k, top-p or min-p, which take ten times as many
 TRACING = "tracing"  # fake tensors: an operation's checks run, and its launch raises Traced
+REHEARSAL = "rehearsal"  # the same, but that the emulator traces the kernel first, and may refuse it
 
 
 class Traced(Exception):
-    """All that can be checked without data has been; `torch_ops` knows the shapes of what comes out."""
+    """All that can be checked without a run has been."""
 
 
 def resolve(backend: str, on_device: bool) -> str:
@@ -48,6 +49,11 @@ def logical_cores(lnc: int | None) -> int:
     return lnc
 
 
+def rehearsal(backend: str) -> str:
+    """What stands for a resolved backend where nothing is to be written. A device compiles before it runs."""
+    return REHEARSAL if backend in ("emulator", "simulator") else TRACING
+
+
 def launch(operation: str, *arguments: Any, backend: str, lnc: int) -> tuple:
     """Runs `kernels/<operation>.py` and returns its outputs as a tuple.
 
@@ -55,6 +61,9 @@ def launch(operation: str, *arguments: Any, backend: str, lnc: int) -> tuple:
     kernel declares mutable are changed in place.
     """
     if backend == TRACING:
+        raise Traced
+    if backend == REHEARSAL:
+        loader.kernel(operation, "emulator")[lnc].program(*arguments)
         raise Traced
     kernel = loader.kernel(operation, backend)
     if backend == "emulator":

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from draft_verify.arrays import is_torch
-from draft_verify.checks.general import FLOAT8, dtype_name, expect
+from draft_verify.checks.general import FLOAT8, ITEMSIZES, dtype_name, expect
+
+# A layer's rows move by tiles of so many rows or bytes, whichever is reached first, each at most 100 instructions.
+TILE_ROWS = 128
+TILE_BYTES = 1 << 19
+MOST_TILES = 180  # of a launch: keeps programs below 20,000 instructions
 
 
 def as_layers(*arrays: Any) -> tuple[tuple, ...]:
@@ -25,6 +31,25 @@ def expect_tensors(argument: str, value: Any) -> None:
 def one_or_layers(entries: tuple) -> Any:
     """The argument of a kernel: a tuple with one entry a layer, or where there is but one, that."""
     return entries[0] if len(entries) == 1 else entries
+
+
+def by_layers(
+    launch_some: Callable[[slice], tuple], value_caches: tuple, cache_layout: str, rows: int
+) -> tuple[tuple, tuple]:
+    """The outputs, keys' then values', of `launch_some` for some layers after the other, as many as one launch takes.
+
+    `rows`: that move in a layer, of all sequences.
+    """
+    cache = value_caches[0]
+    heads = cache.shape[2 if cache_layout == "NPHD" else 1]
+    num_bytes = rows * heads * cache.shape[3] * ITEMSIZES[dtype_name(cache)]
+    most = max(1, MOST_TILES // max(1, rows // TILE_ROWS, num_bytes // TILE_BYTES))
+    keys, values = (), ()
+    for first in range(0, len(value_caches), most):
+        outputs = launch_some(slice(first, first + most))
+        keys += tuple(outputs[: len(outputs) // 2])
+        values += tuple(outputs[len(outputs) // 2 :])
+    return keys, values
 
 
 def chain_path(like: Any, batch: int, rows: int) -> Any:

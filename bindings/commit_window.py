@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.caches import as_layers, layer_scales, one_or_layers, written
+from draft_verify.caches import as_layers, by_layers, layer_scales, one_or_layers, written
 from draft_verify.reference.commit_window import commit_window as reference
 
 
@@ -94,23 +94,24 @@ def commit_window(
             value_scale=value_scale,
         )
     else:
-        outputs = launch(
-            "commit_window",
-            one_or_layers(key_caches),
-            one_or_layers(value_caches),
-            one_or_layers(keys),
-            one_or_layers(values),
-            seq_lens,
-            num_accepted,
-            path,
-            block_table,
-            key_scale,
-            value_scale,
-            cache_layout,
-            path is None,
-            ring,
-            backend=backend,
-            lnc=lnc,
-        )
-        key_caches, value_caches = written(key_caches, outputs), written(value_caches, outputs[len(key_caches) :])
+
+        def launch_some(some: slice) -> tuple:
+            return launch(
+                "commit_window",
+                *(one_or_layers(entries[some]) for entries in (key_caches, value_caches, keys, values)),
+                seq_lens,
+                num_accepted,
+                path,
+                block_table,
+                *(scale if scale is None else scale[some] for scale in (key_scale, value_scale)),
+                cache_layout,
+                path is None,
+                ring,
+                backend=backend,
+                lnc=lnc,
+            )
+
+        rows = keys[0].shape[0] * keys[0].shape[2]
+        outputs = by_layers(launch_some, value_caches, cache_layout, rows)
+        key_caches, value_caches = map(written, (key_caches, value_caches), outputs)
     return (key_caches, value_caches) if layered else (key_caches[0], value_caches[0])

@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.caches import as_layers, full_like_lengths, one_or_layers, written
+from draft_verify.caches import as_layers, by_layers, full_like_lengths, one_or_layers, written
 from draft_verify.reference.compact_window import compact_window as reference
 
 
@@ -74,21 +74,25 @@ def compact_window(
     else:
         if draft_lens is None:
             draft_lens = full_like_lengths(seq_lens, path.shape[1] - 1)
-        outputs = launch(
-            "compact_window",
-            one_or_layers(key_caches),
-            one_or_layers(value_caches),
-            seq_lens,
-            path,
-            num_accepted,
-            draft_lens,
-            block_table,
-            cache_layout,
-            scrub,
-            ring,
-            backend=backend,
-            lnc=lnc,
-        )
-        key_caches, value_caches = written(key_caches, outputs), written(value_caches, outputs[len(key_caches) :])
+
+        def launch_some(some: slice) -> tuple:
+            return launch(
+                "compact_window",
+                one_or_layers(key_caches[some]),
+                one_or_layers(value_caches[some]),
+                seq_lens,
+                path,
+                num_accepted,
+                draft_lens,
+                block_table,
+                cache_layout,
+                scrub,
+                ring,
+                backend=backend,
+                lnc=lnc,
+            )
+
+        outputs = by_layers(launch_some, value_caches, cache_layout, path.shape[0] * path.shape[1])
+        key_caches, value_caches = map(written, (key_caches, value_caches), outputs)
     layered = isinstance(key_cache, tuple | list)
     return (key_caches, value_caches) if layered else (key_caches[0], value_caches[0])

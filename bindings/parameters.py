@@ -18,7 +18,7 @@ def per_sequence(value: Any, default: float, batch: int, dtype: str, like: Any) 
     if getattr(value, "ndim", 0) > 0:
         return value
     if is_torch(value):
-        return value.reshape(1).repeat(batch)
+        return value.reshape(1).repeat(batch).to(getattr(sys.modules["torch"], dtype))
     if is_torch(like):
         return like.new_full((batch,), default if value is None else value, dtype=getattr(sys.modules["torch"], dtype))
     return np.full(batch, default if value is None else value, dtype)

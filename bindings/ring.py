@@ -7,7 +7,7 @@ from typing import Any
 from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
-from draft_verify.caches import as_layers, one_or_layers, written
+from draft_verify.caches import as_layers, by_layers, one_or_layers, written
 from draft_verify.checks.general import expect
 from draft_verify.reference import ring as reference
 
@@ -75,18 +75,21 @@ def save_ring(
             key_caches, value_caches, seq_lens, num_rows, block_table=block_table, cache_layout=cache_layout
         )
     else:
-        saved = launch(
-            "save_ring",
-            one_or_layers(key_caches),
-            one_or_layers(value_caches),
-            seq_lens,
-            block_table,
-            num_rows,
-            cache_layout,
-            backend=backend,
-            lnc=lnc,
-        )
-        keys, values = saved[: len(key_caches)], saved[len(key_caches) :]
+
+        def launch_some(some: slice) -> tuple:
+            return launch(
+                "save_ring",
+                one_or_layers(key_caches[some]),
+                one_or_layers(value_caches[some]),
+                seq_lens,
+                block_table,
+                num_rows,
+                cache_layout,
+                backend=backend,
+                lnc=lnc,
+            )
+
+        keys, values = by_layers(launch_some, value_caches, cache_layout, seq_lens.shape[0] * num_rows)
     return (keys, values) if isinstance(key_cache, tuple | list) else (keys[0], values[0])
 
 
@@ -137,19 +140,21 @@ def restore_ring(
             cache_layout=cache_layout,
         )
     else:
-        outputs = launch(
-            "restore_ring",
-            one_or_layers(key_caches),
-            one_or_layers(value_caches),
-            one_or_layers(saved_keys),
-            one_or_layers(saved_values),
-            seq_lens,
-            num_accepted,
-            block_table,
-            cache_layout,
-            backend=backend,
-            lnc=lnc,
-        )
-        key_caches, value_caches = written(key_caches, outputs), written(value_caches, outputs[len(key_caches) :])
+
+        def launch_some(some: slice) -> tuple:
+            return launch(
+                "restore_ring",
+                *(one_or_layers(entries[some]) for entries in (key_caches, value_caches, saved_keys, saved_values)),
+                seq_lens,
+                num_accepted,
+                block_table,
+                cache_layout,
+                backend=backend,
+                lnc=lnc,
+            )
+
+        rows = saved_keys[0].shape[0] * saved_keys[0].shape[2]
+        outputs = by_layers(launch_some, value_caches, cache_layout, rows)
+        key_caches, value_caches = map(written, (key_caches, value_caches), outputs)
     layered = isinstance(key_cache, tuple | list)
     return (key_caches, value_caches) if layered else (key_caches[0], value_caches[0])

@@ -16,10 +16,12 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from draft_verify import arrays, backends
 from draft_verify.caches import expect_tensors
+from draft_verify.checks.general import expect
 from draft_verify.reference.acceptance import Acceptance
 from draft_verify.reference.sample_tokens import SampledTokens
 from draft_verify.reference.token_logprobs import Logprobs
@@ -78,6 +80,9 @@ def call(name: str, arguments: dict[str, Any]) -> Any:
         # data, and what it returns is the written cache from here on (UNVERIFIED on a device; NxDI's own convention).
         for argument in written:
             arguments[argument] = _each(arguments[argument], lambda cache: cache.data)
+        for argument, value in arguments.items():
+            if arrays.numbers_in(value) is not None:
+                arguments[argument] = _tensor(argument, value, device)
         return arrays.run(_functions[name], arguments)
 
     inputs = {}
@@ -85,13 +90,13 @@ def call(name: str, arguments: dict[str, Any]) -> Any:
         if argument in written:
             expect_tensors(argument, value)
         if argument in _LAYERED.get(name, ()):
-            inputs[argument] = [_tensor(entry, device) for entry in _layers(value)]
+            inputs[argument] = [_tensor(argument, entry, device) for entry in _layers(value)]
         elif argument in _TYPES:
             inputs[argument] = value
         elif isinstance(value, tuple | list) and any(isinstance(entry, torch.Tensor) for entry in value):
             raise ValueError(f"{argument}: got a {type(value).__name__} of tensors, expected one tensor")
         else:
-            inputs[argument] = _tensor(value, device)
+            inputs[argument] = _tensor(argument, value, device)
     results = getattr(torch.ops.draft_verify, name)(**inputs)
     if written:
         return tuple(_each(arguments[argument], lambda cache: cache) for argument in written)
@@ -107,14 +112,19 @@ def _each(value: Any, change: Callable) -> Any:
     return tuple(change(entry) for entry in value) if isinstance(value, tuple | list) else change(value)
 
 
-def _tensor(value: Any, device: torch.device) -> torch.Tensor | None:
-    """Numbers and NumPy arrays among tensors: float32, int32, or the array's own dtype."""
+def _tensor(argument: str, value: Any, device: torch.device) -> torch.Tensor | None:
+    """NumPy arrays, numbers and lists of numbers among tensors."""
     if value is None or isinstance(value, torch.Tensor):
         return value
-    if hasattr(value, "__array__"):
+    if isinstance(value, np.ndarray):
         return arrays.to_torch(value).to(device)
-    tensor = torch.as_tensor(value, device=device)
-    return tensor.to(torch.float32 if tensor.is_floating_point() else torch.int32)
+    numbers = arrays.numbers_in([value])
+    expect(numbers is not None, argument, type(value).__name__, "a tensor")
+    try:
+        return torch.tensor(value, dtype=getattr(torch, arrays.dtype_of(argument, numbers)), device=device)
+    except (ValueError, RuntimeError):
+        expected = "lists of one length, of numbers that a tensor holds"
+        raise ValueError(f"{argument}: got {value}, expected {expected}") from None
 
 
 def _register(name: str, function: Callable) -> None:

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draft_verify import checks
-from draft_verify.arrays import is_torch, to_numpy
-from draft_verify.caches import as_layers, chain_path, expect_tensors
+from draft_verify.arrays import from_lists, is_torch, rehearse, to_numpy
+from draft_verify.caches import chain_path, expect_tensors
 from draft_verify.checks.general import FLOATS, array, expect, in_range, values_known
 from draft_verify.commit_window import commit_window
 from draft_verify.greedy_acceptance import greedy_acceptance
@@ -119,7 +119,8 @@ def verify_step(
         Step.
 
     Raises:
-        ValueError: arguments that do not fit; nothing is written then.
+        ValueError: arguments that do not fit; nothing is written then, of any cache. Neither is it where a kernel
+            refuses a shape: all are traced before the first runs.
     """
     law = {
         "draft_logits": draft_logits,
@@ -136,7 +137,8 @@ def verify_step(
     law = {name: value for name, value in law.items() if value is not None}
     rule = _rule(rule, seeds, uniforms, tree is not None, law)
     caches = [caches] if isinstance(caches, CacheWindow) else [CacheWindow(*cache) for cache in caches]
-    seq_lens, draft_lens = _same_kind(seq_lens, draft_lens)
+    lengths = (from_lists("seq_lens", seq_lens), from_lists("draft_lens", draft_lens))
+    seq_lens, draft_lens = _same_kind(*lengths)
     if not _is_traced(seq_lens):
         _check_lengths(target_logits, seq_lens, draft_lens)
     rows = target_logits.shape[1]
@@ -164,20 +166,14 @@ def verify_step(
         acceptance = rejection_sampling(draft_tokens, target_logits, uniforms, rule=rule, **law, **shared)
     seq_lens, *accepted = _same_kind(seq_lens, *acceptance)
     step = _cut(Acceptance(*accepted), seq_lens, _stop_ids(stop_token_ids), max_length)
-    for cache in caches[1:]:  # the first is checked by its own commit, before anything is written
-        _check_commit(cache, seq_lens, step)
-    committed = tuple(
-        commit_window(
-            *cache[:4],
-            seq_lens,
-            step.num_accepted,
-            path=step.path,
-            **dict(zip(CacheWindow._fields[4:], cache[4:])),
-            backend=backend,
-            lnc=lnc,
-        )
-        for cache in caches
-    )
+    commits = [_commit(cache, seq_lens, step, backend, lnc) for cache in caches]
+    if not _is_traced(seq_lens):
+        for arguments in commits:  # all of them before anything is written
+            if is_torch(seq_lens):
+                expect_tensors("key_cache", arguments["key_cache"])
+                expect_tensors("value_cache", arguments["value_cache"])
+            rehearse(commit_window, **arguments)
+    committed = tuple(commit_window(**arguments) for arguments in commits)
     return step._replace(caches=committed)
 
 
@@ -214,23 +210,10 @@ def _check_lengths(target_logits: Any, seq_lens: Any, draft_lens: Any) -> None:
         in_range("seq_lens", live, 0, np.iinfo(np.int32).max, "0 or more, unless draft_lens is -1")
 
 
-def _check_commit(cache: CacheWindow, seq_lens: Any, step: Step) -> None:
-    """Raises ValueError where the arguments of a commit do not fit; under tracing the operators check themselves."""
-    if _is_traced(seq_lens):
-        return
-    if is_torch(seq_lens):
-        expect_tensors("key_cache", cache.key_cache)
-        expect_tensors("value_cache", cache.value_cache)
-    key_cache, value_cache, key, value, block_table, layout, ring, key_scale, value_scale = map(to_numpy, cache)
-    checks.caches.commit_window(
-        *as_layers(key_cache, value_cache, key, value),
-        *map(to_numpy, (seq_lens, step.num_accepted, step.path)),
-        block_table,
-        layout,
-        ring,
-        key_scale,
-        value_scale,
-    )
+def _commit(cache: CacheWindow, seq_lens: Any, step: Step, backend: str, lnc: int | None) -> dict[str, Any]:
+    """The arguments of a cache's commit."""
+    rows = {"seq_lens": seq_lens, "num_accepted": step.num_accepted, "path": step.path}
+    return {**cache._asdict(), **rows, "backend": backend, "lnc": lnc}
 
 
 def _cut(acceptance: Acceptance, seq_lens: Any, stop_ids: Sequence[int], max_length: int | None) -> Step:

@@ -48,7 +48,7 @@ def to_torch(array: Any) -> Any:
     if not isinstance(array, np.ndarray | np.generic):
         return array
     torch = sys.modules["torch"]
-    array = np.ascontiguousarray(array)
+    array = np.require(array, requirements="C")  # ascontiguousarray gives a scalar a dimension
     for name, (carrier, dtype) in _BY_BITS.items():
         if array.dtype == dtype:
             return torch.from_numpy(array.view(carrier)).view(getattr(torch, name))

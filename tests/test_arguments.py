@@ -1,9 +1,19 @@
 """How numbers may be given: NumPy's count as Python's, and what does not fit is named."""
 
+import contextlib
+import importlib
+
 import numpy as np
 import pytest
 
-from draft_verify import rejection_sampling, save_ring, uniforms_for, verify_attention
+from draft_verify import (
+    commit_window,
+    rejection_sampling,
+    save_ring,
+    tree_acceptance,
+    uniforms_for,
+    verify_attention,
+)
 
 DRAFTS = np.array([[1], [2]], np.int32)
 LOGITS = np.random.default_rng(0).standard_normal((2, 2, 8)).astype(np.float32)
@@ -40,13 +50,72 @@ def test_numbers_of_numpy_are_numbers(backend):
     np.testing.assert_array_equal(uniforms_for(SEED, SEED, np.int64(3)), uniforms_for(SEED, SEED, 3))
 
 
+def kinds():
+    """What makes an array: NumPy's own, and tensors, where there is torch."""
+    yield "numpy", lambda array: array
+    with contextlib.suppress(ImportError):
+        yield "torch", importlib.import_module("torch").from_numpy
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in kinds()])
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+def test_lists_of_numbers_are_arrays(make, backend):
+    expected = rejection_sampling(
+        make(DRAFTS),
+        make(LOGITS),
+        make(UNIFORMS),
+        draft_lens=make(np.array([1, 0], np.int32)),
+        temperature=make(np.array([1, 0], np.float32)),
+        top_k=make(np.array([3, 2], np.int32)),
+        backend=backend,
+    )
+    listed = rejection_sampling(
+        DRAFTS.tolist(),
+        make(LOGITS),
+        UNIFORMS.tolist(),
+        draft_lens=[1, 0],
+        temperature=(1, 0),
+        top_k=[3, np.int64(2)],
+        backend=backend,
+    )
+    assert type(listed.tokens) is type(expected.tokens)
+    np.testing.assert_array_equal(listed.tokens, expected.tokens)
+    tree = tree_acceptance([-1], make(DRAFTS[:, :0]), make(LOGITS[:, :1]), backend=backend)
+    empty = tree_acceptance([-1], [[], []], make(LOGITS[:, :1]), backend=backend)
+    np.testing.assert_array_equal(tree.tokens, empty.tokens)
+
+
+def test_whole_numbers_that_int32_does_not_hold_keep_their_bits():
+    seeds = np.array([1 << 40, 2], np.int64)
+    np.testing.assert_array_equal(uniforms_for(seeds.tolist(), [3, 4], 2), uniforms_for(seeds, [3, 4], 2))
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in kinds()])
+def test_an_array_of_no_dimension_is_a_number(make):
+    tokens = [
+        rejection_sampling(make(DRAFTS), make(LOGITS), make(UNIFORMS), temperature=number).tokens
+        for number in (1, 1.0, np.float32(1), np.array(1.0, np.float32), np.array(1, np.int32))
+    ]
+    for own in tokens[1:]:
+        np.testing.assert_array_equal(own, tokens[0])
+
+
+def committed(cache):
+    window = np.zeros((1, 1, 1, 2), np.float32)
+    return commit_window(cache, cache, window, window, [0], [0])
+
+
 WRONG = {
-    "a list of numbers": ("temperature", lambda: sampled(temperature=[1.0, 0.5])),
+    "a list of too few numbers": ("temperature", lambda: sampled(temperature=[1.0])),
+    "lists of different lengths": ("draft_lens", lambda: sampled(draft_lens=[[1], [1, 1]])),
+    "a number that takes more than int32": ("top_k", lambda: sampled(top_k=[1 << 40, 1])),
+    "fractions for tokens": ("top_k", lambda: sampled(top_k=[2.5, 1])),
+    "words": ("top_p", lambda: sampled(top_p=["most", "all"])),
+    "a list to be written in place": ("value_cache", lambda: committed([[[[0.0, 0.0]]]])),
     "a temperature that is none": ("temperature", lambda: sampled(temperature=float("nan"))),
     "a fraction of a token": ("top_k", lambda: sampled(top_k=2.5)),
     "not a number of tokens": ("top_k", lambda: sampled(top_k=float("nan"))),
     "a word": ("temperature", lambda: sampled(temperature="hot")),
-    "a tuple": ("top_p", lambda: sampled(top_p=(0.5, 0.9))),
     "columns that are no whole number": ("vocab_size", lambda: sampled(vocab_size=7.0)),
     "drafts that are no whole number": ("K", lambda: uniforms_for(SEED, SEED, 3.0)),
     "a window that is no whole number": ("sliding_window", lambda: attended(sliding_window=4.0)),

@@ -223,7 +223,7 @@ def operator_arguments(name, args, kwargs):
     def listed(parameter, value):
         if parameter in layered:
             return list(value) if isinstance(value, tuple) else [value]
-        return value if parameter in torch_ops._TYPES else torch_ops._tensor(value, torch.device("cpu"))
+        return value if parameter in torch_ops._TYPES else torch_ops._tensor(parameter, value, torch.device("cpu"))
 
     return tuple(map(listed, parameters, args)), {key: listed(key, value) for key, value in kwargs.items()}
 

@@ -1,11 +1,14 @@
 """verify_step: one call from logits to the next window, against a decoder that walks token by token."""
 
+import importlib
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import draft_verify
+from draft_verify.reference.emulator import Refusal
 from draft_verify.verify_step import CacheWindow, verify_step
 
 V, HEADS, D, SLOTS = 6, 2, 4, 12
@@ -326,3 +329,19 @@ def test_bad_input_is_refused_before_anything_is_written(kind):
                 with pytest.raises(ValueError, match="_cache: got ndarray"):
                     verify_step(*arrays, [good, CacheWindow(*among)])
     assert not any(cache.any() for cache in caches)
+
+
+def test_a_cache_that_the_kernel_refuses_leaves_the_others_as_they_were(monkeypatch):
+    """More instructions than a program may have, say: known once the kernel is traced, not before."""
+    rows = np.ones((1, HEADS, 3, D), np.float32)
+    caches = np.zeros((2, 4, 1, HEADS, SLOTS, D), np.float32)
+    one, many = (CacheWindow(*map(tuple, caches[:, :layers]), *[(rows,) * layers] * 2) for layers in (1, 4))
+    arrays = np.zeros((1, 2), np.int32), np.zeros((1, 3, V), np.float32), np.array([1], np.int32)
+    verify_step(*arrays, backend="emulator")  # its own kernels are traced from now on
+    tracer = importlib.import_module("draft_verify.reference.emulator.trace")
+    monkeypatch.setattr(tracer, "_MAX_INSTRUCTIONS", 40)
+    with pytest.raises(Refusal, match="too many instructions"):
+        verify_step(*arrays, [one, many], backend="emulator")
+    assert not caches.any()
+    verify_step(*arrays, [one], backend="emulator")
+    assert caches[:, 0].any()

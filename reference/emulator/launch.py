@@ -47,19 +47,27 @@ class Kernel:
         return self.launch(args, kwargs)
 
     def launch(self, args, kwargs, strict: bool | None = None):
-        strict = _strict if strict is None else strict
+        program, arrays = self._traced(args, kwargs, _strict if strict is None else strict)
+        results = program.run(*map(to_numpy, arrays))
+        return to_torch(results) if any(map(is_torch, arrays)) else results
+
+    def program(self, *args, **kwargs) -> Program:
+        """What a launch with these arguments runs, which may be shared: not to be changed."""
+        return self._traced(args, kwargs, _strict)[0]
+
+    def trace(self, args, kwargs, strict: bool | None = None) -> Program:
+        """The program for arguments like these; of arrays only shape and dtype are looked at."""
+        return self._trace(self._bind(args, kwargs), _strict if strict is None else strict)
+
+    def _traced(self, args, kwargs, strict: bool) -> tuple[Program, list]:
+        """The program for arguments like these, traced where none is kept, and the arrays among them."""
         arguments, arrays = self._bind(args, kwargs), []
         key = (self.lnc, self.grid_ndim, strict, *(_key(value, arrays) for value in arguments.arguments.values()))
         program = self.programs.pop(key, None) or self._trace(arguments, strict)
         self.programs[key] = program  # the last one used comes last
         if len(self.programs) > _MAX_PROGRAMS:
             del self.programs[next(iter(self.programs))]
-        results = program.run(*map(to_numpy, arrays))
-        return to_torch(results) if any(map(is_torch, arrays)) else results
-
-    def trace(self, args, kwargs, strict: bool | None = None) -> Program:
-        """The program for arguments like these; of arrays only shape and dtype are looked at."""
-        return self._trace(self._bind(args, kwargs), _strict if strict is None else strict)
+        return program, arrays
 
     def _bind(self, args, kwargs) -> inspect.BoundArguments:
         try:

@@ -20,9 +20,37 @@ MUTANTS = [
     Mutant(
         "a cut step commits the uncut path",
         "bindings/verify_step.py",
-        "            step.num_accepted,\n            path=step.path,",
-        "            acceptance.num_accepted,\n            path=acceptance.path,",
+        "_commit(cache, seq_lens, step, backend, lnc) for",
+        "_commit(cache, seq_lens, acceptance, backend, lnc) for",
         ("tests/test_verify_step.py",),
+    ),
+    Mutant(
+        "the first cache is written before the second is known to fit",
+        "bindings/verify_step.py",
+        "            rehearse(commit_window, **arguments)\n",
+        "",
+        ("tests/test_verify_step.py",),
+    ),
+    Mutant(
+        "whole numbers in a list are int32, whether or not they fit",
+        "bindings/arrays.py",
+        'return "int32" if all(-(2**31) <= number < 2**31 for number in numbers) else "int64"',
+        'return "int32"',
+        ("tests/test_arguments.py",),
+    ),
+    Mutant(
+        "each launch of some layers takes the first layers' scales",
+        "bindings/commit_window.py",
+        "scale if scale is None else scale[some]",
+        "scale",
+        ("tests/test_several_launches.py",),
+    ),
+    Mutant(
+        "each launch of some query heads takes other heads' sinks",
+        "bindings/verify_attention.py",
+        "sinks.reshape(heads, group)[:, some]",
+        "sinks.reshape(group, heads).T[:, some]",
+        ("tests/test_verify_attention.py::test_query_heads_in_several_launches_agree_with_the_reference",),
     ),
     Mutant(
         "NxDI's contaminated masks: the length is a mask's sum",
@@ -104,7 +132,7 @@ MUTANTS = [
     Mutant(
         "a step without randomness ignores the sampling parameters",
         "bindings/verify_step.py",
-        "checks.unused(why, **{name: value for name, value in law.items() if name not in taken})",
+        "checks.acceptance.unused(why, **{name: value for name, value in law.items() if name not in taken})",
         "law = {name: value for name, value in law.items() if name in taken}",
         ("tests/test_verify_step.py",),
     ),

@@ -1,10 +1,13 @@
-"""Batches whose rows are more than one launch unrolls: several launches, the same answers."""
+"""Batches and models of more rows and layers than one launch unrolls: several launches, the same answers."""
+
+import importlib
 
 import numpy as np
 import pytest
 
 import draft_verify
-from draft_verify import backends
+from draft_verify import backends, caches
+from tests.cache_cases import make_case, same_bytes
 
 BATCH, ROWS, VOCAB, DRAFT_VOCAB = 5, 3, 40, 24
 RNG = np.random.default_rng(0)
@@ -71,3 +74,41 @@ def test_a_large_batch_with_truncation_fits_the_limit_of_a_program():
     sampled = draft_verify.sample_tokens(logits, uniforms, top_k=5, top_p=0.9, backend="emulator")
     expected = draft_verify.sample_tokens(logits, uniforms, top_k=5, top_p=0.9)
     assert (sampled.tokens == expected.tokens).mean() > 0.99
+
+
+ROLLBACK = {
+    "commit_window": lambda case, caches, **where: draft_verify.commit_window(
+        *caches, case.keys, case.values, case.seq_lens, case.num_accepted, **case.options, **where
+    ),
+    "compact_window": lambda case, caches, **where: draft_verify.compact_window(
+        *caches, case.seq_lens, case.path, case.num_accepted, ring=True, **where
+    ),
+    "save_ring": lambda case, caches, **where: draft_verify.save_ring(*caches, case.seq_lens, 5, **where),
+    "restore_ring": lambda case, caches, **where: draft_verify.restore_ring(
+        *caches, *saved(case), case.seq_lens, case.num_accepted, **where
+    ),
+}
+
+
+def saved(case):
+    """Copies, since those of a case hold NaN in rows that were rejected, which are what a ring restores."""
+    return tuple(tuple(np.nan_to_num(window) for window in windows) for windows in (case.keys, case.values))
+
+
+@pytest.mark.parametrize("name", ROLLBACK)
+def test_layers_in_several_launches_are_rolled_back_as_in_one(name, monkeypatch):
+    case = make_case(3, layers=5, ring=True, tree=name == "compact_window", fp8=name == "commit_window")
+    whole, parts = case.cache_copies(), case.cache_copies()
+    launched = []
+    module = importlib.import_module(f"draft_verify.{name if name.endswith('window') else 'ring'}")
+    launch = module.launch
+    monkeypatch.setattr(module, "launch", lambda *args, **where: launched.append(args[1]) or launch(*args, **where))
+    expected = ROLLBACK[name](case, whole, backend="emulator", lnc=1)
+    monkeypatch.setattr(caches, "MOST_TILES", 2)
+    actual = ROLLBACK[name](case, parts, backend="emulator", lnc=1)
+    assert [len(entries) if isinstance(entries, tuple) else 1 for entries in launched] == [5, 2, 2, 1]
+    for have, want in zip(actual, expected, strict=True):
+        assert same_bytes(have, want)
+    if name.startswith("save"):
+        whole, parts = case.cache_copies(), whole
+    assert same_bytes(parts[0], whole[0]) and same_bytes(parts[1], whole[1])
