@@ -1,8 +1,8 @@
 """Speculative decoding on AWS Trainium2: verification attention, acceptance and KV-cache rollback, as NKI kernels.
 
 Every operation takes NumPy arrays or torch tensors and returns the same kind (tensors where both come); lists of
-numbers are arrays of int32, or of float32 where fractions are meant. What is written in place is written in the caller's
-own memory. Two arguments are common to all:
+numbers are arrays of int32, or of float32 where fractions are meant. What is written in place is written in the
+caller's own memory. Two arguments are common to all:
 
 backend: where it runs.
     "auto" (the default): "device" for tensors on a Neuron device, "reference" for everything else.
