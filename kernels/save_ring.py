@@ -70,7 +70,7 @@ def save(moves, seq_lens, block_table, cache_layout):
     every = nl.ndarray((batch, window), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=every, value=1.0)
     unit = run_unit(cache, cache_layout, block_table, True)
-    if runs_pay(moves, saved, cache_layout, window, unit, True):
+    if runs_pay(moves, saved, 1.0, cache_layout, window, unit, True):
         pieces = runs_of(every, offset, window, unit, saved, cache_layout)
     else:
         pieces = [(1, row, as_flags(every))]

@@ -28,7 +28,7 @@ def move_window(moves, cache_layout, block_table, ring, row, slot, offset, kept,
         move_columns(moves, row, slot, length, end, longest, zero)
         return
     runs = []
-    if runs_pay(moves, window, cache_layout, most, unit, chain):
+    if runs_pay(moves, window, 0.5, cache_layout, most, unit, chain):
         for run in runs_of(kept, offset, most, unit, window, cache_layout):
             size, first, exists = run
             sources = [first] if chain else rows_from(first, size, row)

@@ -6,23 +6,23 @@ import nki.language as nl
 from .cache_rows import element_bytes, num_slots
 from .row_moves import MAX_BYTES, RUN_BYTES, fill_partitions
 
-RUNS_FROM_BYTES = 1 << 19  # of all windows; below that, more DMAs cost more than longer descriptors save
+RUNS_FROM_BYTES = 1 << 20  # read and written; below that, more DMAs cost more than longer descriptors save
 FEW_DESCRIPTORS = 2048  # which take about as long as the two DMAs of a kind of runs
 COLUMN_BYTES = 16384  # a partition, of all rows of a segment
 MAX_DMAS = 8192  # of a launch, which a compiler unrolls
 
 
-def runs_pay(moves, window, cache_layout, most, unit, chain):
-    """Whether the rows of `moves`, each of a window like this one, move in runs, and not one by one.
+def runs_pay(moves, window, share, cache_layout, most, unit, chain):
+    """Whether the rows of `moves`, each a likely `share` of a window like this one, move in runs, and not one by one.
 
     A tree's rows are gathered one by one all the same: only where that takes no more DMAs, they are written in runs.
     """
     if not chain and (cache_layout == "BHDS" or not fill_partitions(window.shape[0])):
         return False
-    all_bytes = nl.num_programs(0) * len(moves) * window.size * element_bytes(window.dtype)
+    moved_bytes = 2 * share * nl.num_programs(0) * len(moves) * window.size * element_bytes(window.dtype)
     sizes = run_sizes(window, cache_layout, longest_run(most, unit))
     few_runs = cache_layout == "BHDS" or fill_partitions(window.shape[0])
-    return len(sizes) > 1 and (few_runs or all_bytes >= RUNS_FROM_BYTES)
+    return len(sizes) > 1 and (few_runs or moved_bytes >= RUNS_FROM_BYTES)
 
 
 def longest_run(most, unit):

@@ -144,6 +144,7 @@ def cases(draw, ring: bool | None = None, tree: bool | None = None, sizes: tuple
     """
     sizes = sizes or tuple(itertools.product([1, 2, 3, 5], [1, 2, 3, 8], [1, 2, 5, 8, 17]))
     batch, heads, rows = draw(st.sampled_from(sizes))
+    dtype = draw(st.sampled_from([FLOAT32, BFLOAT16]))
     return make_case(
         draw(st.integers(0, 2**32 - 1)),
         batch=batch,
@@ -151,8 +152,8 @@ def cases(draw, ring: bool | None = None, tree: bool | None = None, sizes: tuple
         rows=rows,
         head_dim=128 if many else draw(st.sampled_from([4, 16, 64])),
         slots=draw(st.sampled_from([3, 16, 33])),
-        layers=4 if many else draw(st.sampled_from([1, 2, 3])),
-        dtype=draw(st.sampled_from([FLOAT32, BFLOAT16])),
+        layers=16 // dtype.itemsize if many else draw(st.sampled_from([1, 2, 3])),
+        dtype=dtype,
         fp8=draw(st.booleans()),
         cache_layout=draw(st.sampled_from(["BHSD", "BHDS", "NHPD", "NPHD"])),
         block_size=draw(st.sampled_from([1, 4, 6, 16])),

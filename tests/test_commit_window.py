@@ -40,7 +40,7 @@ def test_many_rows_move_in_runs_that_end_where_a_block_or_the_kept_rows_do(case,
     assert same_bytes(actual[1], expected[1]), "values"
 
 
-LARGE = {"head_dim": 128, "layers": 2}  # windows that move in runs
+LARGE = {"head_dim": 128, "layers": 4}  # windows that move in runs
 TREE_RING = {"head_dim": 64, "cache_layout": "BHDS", "ring": True, "tree": True}
 
 
@@ -55,7 +55,7 @@ TREE_RING = {"head_dim": 64, "cache_layout": "BHDS", "ring": True, "tree": True}
         {"batch": 4, "heads": 8, "rows": 8, "slots": 16, "ring": True, **LARGE},
         {"batch": 4, "heads": 8, "rows": 8, "slots": 36, "cache_layout": "NHPD", "block_size": 6, **LARGE},
         {"batch": 4, "heads": 8, "rows": 8, "slots": 36, "cache_layout": "NPHD", "block_size": 5, **LARGE},
-        {"batch": 2, "heads": 4, "rows": 19, "slots": 40, "head_dim": 32, "layers": 16},
+        {"batch": 2, "heads": 4, "rows": 19, "slots": 40, "head_dim": 32, "layers": 28},
         {"batch": 16, "heads": 8, "rows": 7, "slots": 9, "head_dim": 64, "cache_layout": "BHDS", "ring": True},
         {"batch": 2, "heads": 8, "rows": 17, "slots": 20, "head_dim": 128, "cache_layout": "BHDS"},
         {"batch": 4, "heads": 8, "rows": 9, "slots": 30, "head_dim": 128, "cache_layout": "BHDS", "tree": True},
