@@ -3,10 +3,9 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import over_rows, select, to_int, to_rows
-from .row_facts import combine_rows
-from .statistics import lane_statistics
-from .truncation import allocate_candidates, drop_below, put_threshold, truncate
+from .chain import select, to_int, to_rows
+from .row_laws import row_laws
+from .truncation import drop_below, put_threshold
 from .vocabulary import (
     FILL,
     NUM_GROUPS,
@@ -33,26 +32,10 @@ def node_columns(first, count, target_logits, draft_law, draft_kind, vocab_size,
     """[n, NODE_FACTS] fp32 of the n = B * T rows, reading every target and draft row once."""
     _, rows, _ = target_logits.shape
     num_rows = count * rows
-    row_scales = floats((1, count, rows))
-    nisa.tensor_copy(dst=row_scales, src=over_rows(scale, rows))
-    row_scale = transpose(row_scales.reshape((1, num_rows)))
-    scales = spread(row_scale)
-    arrays = [target_logits]
+    laws = [(target_logits, "logits")]
     if draft_kind != "one_hot":
-        arrays.append(draft_law)
-    cut_laws = arrays if draft_kind == "logits" else [target_logits]
-    cut = limits != None  # noqa: E711
-    largest, parts = allocate_candidates(cut_laws, num_rows, cut)
-    laws = []
-    for i in range(len(arrays)):
-        is_target = i == 0
-        kind = "logits" if is_target else draft_kind
-        maxima, totals, ids = lane_statistics(
-            arrays[i], first, count, rows, rows, kind, is_target, scales, vocab_size, partition_ids, parts[i : i + 1]
-        )
-        laws.append(combine_rows((maxima, totals, ids, None), row_scale))
-    if cut:
-        truncate(cut_laws, laws, largest, limits, row_scale, first, count, vocab_size)
+        laws.append((draft_law, draft_kind))
+    laws = row_laws(laws, first, count, rows, scale, limits, vocab_size, partition_ids)
 
     found = floats((num_rows, NODE_FACTS))
     nisa.memset(dst=found, value=1.0)

@@ -4,9 +4,10 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import at_row, load_sequences, over_rows, select, to_columns, to_rows, usable
-from .statistics import combine_lanes, entry_at, first_of_largest, kept_mass, lane_statistics
-from .truncation import allocate_candidates, put_threshold, row_parameters, truncate
-from .vocabulary import floats, spread, tensor_scalar, tensor_tensor
+from .row_laws import row_laws
+from .statistics import entry_at, kept_mass
+from .truncation import put_threshold, row_parameters
+from .vocabulary import floats, tensor_scalar, tensor_tensor
 
 # One fact is [B, T]. Peaks, totals and thresholds give a row's law: exp((x - peak) / T) / total, for x not below the
 # threshold. TEST is the token rule's comparison, RATIO target / draft at the draft, BEST the target's best id.
@@ -41,20 +42,17 @@ def row_facts(
     """
     _, count, rows = tokens.shape
     columns = row_columns(tokens, has_draft, first, uniforms, scale)
-    cut_laws = [target_logits]
-    if draft_kind == "logits":
-        cut_laws.append(draft_law)
-    cut = limits != None  # noqa: E711
-    largest, parts = allocate_candidates(cut_laws, count * rows, cut)
-    target, draft = row_lanes(
-        columns, tokens, first, target_logits, draft_law, draft_kind, vocab_size, partition_ids, parts
-    )
-    target = combine_rows(target, columns[:, 0:1])
+    target_entry, draft_entry = token_entries(columns, first, rows, target_logits, draft_law)
+    laws = [(target_logits, "logits")]
     if draft_kind != "one_hot":
-        draft = combine_rows(draft, columns[:, 0:1])
-    if cut:
-        truncate(cut_laws, [target, draft], largest, limits, columns[:, 0:1], first, count, vocab_size)
-    return facts_of(tokens, has_draft, columns, target, draft, draft_kind, ratios)
+        laws.append((draft_law, draft_kind))
+    laws = row_laws(laws, first, count, rows, scale, limits, vocab_size, partition_ids)
+    laws[0]["entry"] = target_entry
+    draft = None
+    if draft_kind != "one_hot":
+        draft = laws[1]
+        draft["entry"] = draft_entry
+    return facts_of(tokens, has_draft, columns, laws[0], draft, draft_kind, ratios)
 
 
 def row_columns(tokens, has_draft, first, uniforms, scale):
@@ -72,54 +70,17 @@ def row_columns(tokens, has_draft, first, uniforms, scale):
     return to_columns(per_row.reshape((1, 4, count * rows)))
 
 
-def row_lanes(
-    columns, tokens, first, target_logits, draft_law, draft_kind, vocab_size, partition_ids, largest=(), shard=()
-):
-    """One read of all rows: (maxima, totals, best ids, entry at the token) of the target and the draft.
-
-    [n, 128] but the entry, [n, 1]; the draft's is empty for one-hot drafts. Of a shard, only its lanes say anything,
-    and entries of tokens outside are 0.
+def token_entries(columns, first, rows, target_logits, draft_law, shard=()):
+    """The target's and the draft's entry at each row's token, [n, 1] each; None for one-hot drafts.
 
     Args:
-        largest: the parts of `truncation.allocate_candidates`, written.
+        columns: of `row_columns`.
     """
-    _, count, rows = tokens.shape
-    scales = spread(columns[:, 0:1])
-    maxima, totals, ids = lane_statistics(
-        target_logits,
-        first,
-        count,
-        rows,
-        rows,
-        "logits",
-        True,
-        scales,
-        vocab_size,
-        partition_ids,
-        largest[0:1],
-        shard,
-    )
-    grid_row = floats((count * rows, 1))
+    grid_row = floats((columns.shape[0], 1))
     nisa.iota(dst=grid_row, pattern=[[0, 1]], offset=first * rows, channel_multiplier=1)
     token = columns[:, 2:3]
-    target = (maxima, totals, ids, entry_in(target_logits, grid_row, token, shard))
-    if draft_kind == "one_hot":
-        return target, ()
-    maxima, totals, _ = lane_statistics(
-        draft_law,
-        first,
-        count,
-        rows - 1,
-        rows,
-        draft_kind,
-        False,
-        scales,
-        vocab_size,
-        partition_ids,
-        largest[1:2],
-        shard,
-    )
-    return target, (maxima, totals, None, entry_in(draft_law, columns[:, 3:4], token, shard))
+    target = entry_in(target_logits, grid_row, token, shard)
+    return target, entry_in(draft_law, columns[:, 3:4], token, shard) if draft_law != None else None  # noqa: E711
 
 
 def entry_in(law, law_row, token, shard):
@@ -135,19 +96,11 @@ def entry_in(law, law_row, token, shard):
     return select(inside, entry_at(law, law_row, local), 0.0)
 
 
-def combine_rows(lanes, row_scale):
-    """What [n, 128] of `row_lanes` say of the rows: peak, total, best id, entry at the token, [n, 1] each.
-
-    And the threshold, None: nothing is cut yet.
-    """
-    maxima, totals, ids, entry = lanes
-    peak, total = combine_lanes(maxima, totals, row_scale)
-    best = first_of_largest(maxima, ids, peak) if ids != None else None  # noqa: E711
-    return {"peak": peak, "total": total, "best": best, "entry": entry, "threshold": None}
-
-
 def facts_of(tokens, has_draft, columns, target, draft, draft_kind, ratios):
-    """[1, ROW_FACTS, B, T] fp32 from `row_columns` and each law's `combine_rows`; one-hot drafts have none."""
+    """[1, ROW_FACTS, B, T] fp32 from `row_columns` and each law of `row_laws`, with its "entry" at the token.
+
+    One-hot drafts have none.
+    """
     _, count, rows = tokens.shape
     num_rows = count * rows
     facts = floats((1, ROW_FACTS, count, rows))

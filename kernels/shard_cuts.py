@@ -12,14 +12,15 @@ from .truncation import (
     CUTS,
     GROUP_ROWS,
     MASS,
+    PARAMETERS,
     PEAK,
+    SCALE,
     SEARCHED_ROWS,
     THRESHOLD,
     TOTAL,
     VALUES,
     bits_of,
     cut_candidates,
-    put_values,
 )
 from .vocabulary import FILL, NUM_GROUPS, SEGMENTS, floats, transpose
 
@@ -53,7 +54,10 @@ def shard_cuts(statistics, candidates, empty, temperature, top_k, top_p, min_p, 
         laws = gathered_laws(statistics, row_scale, first, count, rows, draft_kind)
         for law in range(num_laws):
             values = floats((1, VALUES, num_rows))
-            put_values(values, laws[law], limits, row_scale)
+            nisa.tensor_copy(dst=values[:, 0:PARAMETERS], src=limits)
+            for pair in ((SCALE, row_scale), (PEAK, laws[law]["peak"]), (TOTAL, laws[law]["total"])):
+                kind, column = pair
+                nisa.tensor_copy(dst=values[:, kind], src=transpose(column))
             cuts = floats((1, CUTS, num_rows))
             found = floats((1, SHARD_CUTS, num_rows))
             for low in range(0, num_rows, SEARCHED_ROWS):

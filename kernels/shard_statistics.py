@@ -5,10 +5,11 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import load_tokens, proposed, row_numbers, sequence_chunks
-from .row_facts import load_parameters, row_columns, row_lanes
+from .row_facts import load_parameters, row_columns, token_entries
 from .shards import ENTRIES, LANE_STATISTICS, shard_first_ids, shard_geometry
-from .truncation import BEST8, allocate_candidates, candidate_tile, widest
-from .vocabulary import NUM_GROUPS, SEGMENTS, floats
+from .statistics import lane_statistics
+from .truncation import BEST8, candidate_tile
+from .vocabulary import NUM_GROUPS, SEGMENTS, floats, spread
 
 
 @nki.jit
@@ -46,14 +47,15 @@ def shard_statistics(
     own, vocabulary = shard_geometry(width, shard, num_shards, vocab_size)
     lanes = NUM_GROUPS // num_shards
     statistics = nl.ndarray((batch, rows, LANE_STATISTICS * lanes + ENTRIES), dtype=nl.float32, buffer=nl.shared_hbm)
-    cut_laws = [target_logits]
-    if draft_kind == "logits":
-        cut_laws.append(draft_law)
     candidates = None
     if cut:
-        candidates = nl.ndarray(
-            (len(cut_laws), batch, rows, BEST8, SEGMENTS * lanes), dtype=widest(cut_laws), buffer=nl.shared_hbm
-        )
+        num_laws, dtype = 1, target_logits.dtype
+        if draft_kind == "logits":
+            num_laws = 2
+            if draft_law.dtype == nl.float32:
+                dtype = nl.float32
+        candidates = nl.ndarray((num_laws, batch, rows, BEST8, SEGMENTS * lanes), dtype=dtype, buffer=nl.shared_hbm)
+    partition_ids = shard_first_ids(width, num_shards)
     for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
         first, count, repeated = chunk
         row_number = row_numbers(count, rows)
@@ -63,30 +65,30 @@ def shard_statistics(
         )
         has_draft = proposed(tokens, lens, row_number, vocab_size)
         columns = row_columns(tokens, has_draft, first, uniforms, scale)
-        _, largest = allocate_candidates(cut_laws, count * rows, cut)
-        target, draft = row_lanes(
-            columns,
-            tokens,
-            first,
-            target_logits,
-            draft_law,
-            draft_kind,
-            vocabulary,
-            shard_first_ids(width, num_shards),
-            largest,
-            own,
-        )
+        entries = token_entries(columns, first, rows, target_logits, draft_law, own)
+        laws = [(target_logits, "logits")]
+        if draft_kind != "one_hot":
+            laws.append((draft_law, draft_kind))
+        scales = spread(columns[:, 0:1])
+        parts, largest = [], []
+        for i in range(len(laws)):
+            array, kind = laws[i]
+            found = None
+            if cut and kind == "logits":
+                found = nl.ndarray((NUM_GROUPS, SEGMENTS, count * rows * BEST8), dtype=candidates.dtype, buffer=nl.sbuf)
+                largest.append(found)
+            maxima, totals, ids = lane_statistics(
+                array, first, count, array.shape[1], rows, kind, i == 0, scales, vocabulary, partition_ids, found, own
+            )
+            parts.append(maxima)
+            parts.append(totals)
+            if i == 0:
+                parts.append(ids)
         result = floats((count * rows, LANE_STATISTICS * lanes + ENTRIES))
         nisa.memset(dst=result, value=0.0)
-        parts = [target[0], target[1], target[2]]
-        entries = [target[3]]
-        if draft_kind != "one_hot":
-            parts.append(draft[0])
-            parts.append(draft[1])
-            entries.append(draft[3])
         for i in range(len(parts)):
             nisa.tensor_copy(dst=result[:, i * lanes : (i + 1) * lanes], src=parts[i][:, own[0] : own[0] + lanes])
-        for i in range(len(entries)):
+        for i in range(len(laws)):
             place = LANE_STATISTICS * lanes + i
             nisa.tensor_copy(dst=result[:, place : place + 1], src=entries[i])
         if repeated < count:

@@ -4,11 +4,11 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import at_row, over_rows, sequence_chunks
+from .chain import at_row, over_rows, sequence_chunks, to_int
 from .row_facts import load_parameters
 from .shards import DEEP, LARGEST, SHARD_CUTS, shard_geometry
-from .truncation import LAW_ROW, PEAK, SCALE, VALUES, deep_trips, flags_of, lane_weights, next_deep_row
-from .vocabulary import NUM_GROUPS, floats, spread, transpose
+from .truncation import deep_trips, flags_of, lane_weights, relative_masses, take_flag
+from .vocabulary import FILL, NUM_GROUPS, floats, group_size, load_row_at, spread, transpose
 
 
 @nki.jit
@@ -59,24 +59,33 @@ def deep_weights(cuts, trials, array, scale, first, count, rows, by_mass, own, v
     bounds = floats((1, num_rows, num_trials))
     nisa.dma_copy(dst=bounds.reshape((1, count, rows, num_trials)), src=trials.expand_dim(0)[:, first : first + count])
     deep = transpose(columns[:, DEEP : DEEP + 1])
-    values = floats((1, VALUES, num_rows))
-    nisa.memset(dst=values, value=0.0)
-    nisa.tensor_copy(dst=values[:, SCALE].reshape((1, count, rows)), src=over_rows(scale, rows))
-    nisa.tensor_copy(dst=values[:, PEAK], src=transpose(columns[:, LARGEST : LARGEST + 1]))
-    nisa.iota(
-        dst=values[:, LAW_ROW], pattern=[[law_rows, count], [1, rows]], offset=first * law_rows, channel_multiplier=0
-    )
+    # What is fetched with a row: its peak, 1 / T and place in HBM.
+    values = floats((1, 3, num_rows))
+    nisa.tensor_copy(dst=values[:, 0], src=transpose(columns[:, LARGEST : LARGEST + 1]))
+    nisa.tensor_copy(dst=values[:, 1].reshape((1, count, rows)), src=over_rows(scale, rows))
+    nisa.iota(dst=values[:, 2], pattern=[[law_rows, count], [1, rows]], offset=first * law_rows, channel_multiplier=0)
     weights = floats((NUM_GROUPS, num_rows, num_trials))
     nisa.memset(dst=weights, value=0.0)
 
     def weigh(trip):
-        here, tile, masses, _ = next_deep_row(array, values, deep, vocabulary, own)
+        here = floats((1, num_rows))
+        take_flag(here, deep)
+        at = at_row(values.expand_dim(2), here.expand_dim(1))
+        tile = nl.ndarray((NUM_GROUPS, group_size(vocabulary)), dtype=array.dtype, buffer=nl.sbuf)
+        nisa.memset(dst=tile, value=FILL)
+        load_row_at(tile, array, to_int(at[:, 2]), vocabulary, own)
+        masses = None
+        if by_mass:
+            peak_and_scale = spread(transpose(at[:, 0:2, 0]))
+            masses = floats(tile.shape)
+            relative_masses(masses, tile, peak_and_scale[:, 0:1], peak_and_scale[:, 1:2])
         picked = at_row(bounds.permute((0, 2, 1)).expand_dim(2), here.expand_dim(1))
         on_lanes = spread(transpose(picked[:, :, 0]))
         sums = floats((NUM_GROUPS, num_trials))
+        above = nl.ndarray(tile.shape, dtype=nl.bfloat16, buffer=nl.sbuf)
         for trial in range(num_trials):
             column = slice(trial, trial + 1)
-            lane_weights(sums[:, column], tile[:, 0], masses[:, 0] if by_mass else None, on_lanes[:, column])
+            lane_weights(sums[:, column], tile, masses, on_lanes[:, column], above)
         chosen = flags_of(spread(transpose(here)), nl.greater, 0.0)
         nisa.tensor_copy_predicated(
             dst=weights,
@@ -84,5 +93,5 @@ def deep_weights(cuts, trials, array, scale, first, count, rows, by_mass, own, v
             predicate=chosen.expand_dim(2).broadcast(2, num_trials),
         )
 
-    nl.fori_loop(0, deep_trips(deep), weigh)
+    nl.fori_loop(0, deep_trips(deep, 1), weigh)
     return weights

@@ -8,7 +8,8 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import leading_count, load_tokens, proposed, row_numbers
-from .row_facts import accepted_rows, combine_rows, facts_of, last_row, load_parameters, row_columns
+from .row_facts import accepted_rows, facts_of, last_row, load_parameters, row_columns
+from .row_laws import combine_rows
 from .truncation import MASS, THRESHOLD
 from .vocabulary import NUM_GROUPS, floats, transpose
 
@@ -39,7 +40,7 @@ def shard_first_ids(width, num_shards):
 
 
 def gathered_laws(statistics, row_scale, first, count, rows, draft_kind):
-    """`combine_rows` of the target and the draft, None for one-hot drafts, from all ranks' statistics."""
+    """Each law as `row_laws` has it, and its entry at the token, from all ranks' statistics; None for one-hot drafts."""
     num_shards = statistics.shape[0]
     lanes = NUM_GROUPS // num_shards
     num_rows = count * rows
@@ -56,10 +57,12 @@ def gathered_laws(statistics, row_scale, first, count, rows, draft_kind):
         )
         own = part[:, LANE_STATISTICS * lanes : LANE_STATISTICS * lanes + ENTRIES]
         nisa.tensor_tensor(dst=entries, data1=entries, data2=own, op=nl.add)
-    target = combine_rows((whole[:, 0], whole[:, 1], whole[:, 2], entries[:, 0:1]), row_scale)
+    target = combine_rows((whole[:, 0], whole[:, 1], whole[:, 2]), row_scale)
+    target["entry"] = entries[:, 0:1]
     draft = None
     if draft_kind != "one_hot":
-        draft = combine_rows((whole[:, 3], whole[:, 4], None, entries[:, 1:2]), row_scale)
+        draft = combine_rows((whole[:, 3], whole[:, 4], None), row_scale)
+        draft["entry"] = entries[:, 1:2]
     return target, draft
 
 

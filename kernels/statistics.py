@@ -3,6 +3,8 @@
 Lanes first (a partition of a row's tile at a time), then rows, whose lanes are reduced with rows on partitions.
 """
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -27,8 +29,17 @@ from .vocabulary import (
 )
 
 
+@dataclass
+class Lanes(nl.NKIObject):
+    """What the lanes say of n rows, [128, n] fp32 each."""
+
+    maxima: object
+    totals: object  # of the exponentials, relative to the lane's maximum
+    ids: object  # the best ones; None unless they are searched for
+
+
 def lane_statistics(
-    law, first, count, law_rows, rows, kind, search, scales, vocab_size, partition_ids, largest=(), shard=()
+    law, first, count, law_rows, rows, kind, search, scales, vocab_size, partition_ids, candidates=None, shard=()
 ):
     """Reads rows of `law` [B, law_rows, V] once.
 
@@ -36,23 +47,19 @@ def lane_statistics(
         kind: "logits" or "probs".
         search: whether the best ids are wanted.
         scales: [128, n], 1 / T.
-        largest: one part of `truncation.allocate_candidates`, written, where rows are to be cut; else none.
+        candidates: [128, SEGMENTS, 8 n], written, where they are wanted.
 
     Returns:
-        [n, 128] tiles of the n = count * rows window rows, rows on partitions: maxima; totals of the exponentials,
-        relative to the lane's maximum; best ids, None without a search.
+        (maxima, totals, ids) of the n = count * rows window rows, [n, 128] each; ids None without a search.
     """
-    num_rows = count * rows
-    maxima = floats((NUM_GROUPS, num_rows))
-    totals = floats((NUM_GROUPS, num_rows))
-    candidates = floats((NUM_GROUPS, num_rows))
-    cut = len(largest) > 0 and kind == "logits"
+    columns = (NUM_GROUPS, count * rows)
+    lanes = Lanes(floats(columns), floats(columns), floats(columns) if search else None)
     if law_rows < rows or kind == "probs":
         # The last row of a window has no draft law; probabilities have no maximum to subtract.
-        nisa.memset(dst=maxima, value=0.0)
-        nisa.memset(dst=totals, value=1.0)
-    if cut and law_rows < rows:
-        nisa.memset(dst=largest[0], value=FILL)
+        nisa.memset(dst=lanes.maxima, value=0.0)
+        nisa.memset(dst=lanes.totals, value=1.0)
+    if candidates != None and law_rows < rows:  # noqa: E711
+        nisa.memset(dst=candidates, value=FILL)
     for sequence in range(count):
         for span in row_tiles(law_rows, law, vocab_size):
             start, stop = span
@@ -60,20 +67,32 @@ def lane_statistics(
             fill = 0.0 if kind == "probs" else FILL
             tile = load_rows(law, (first + sequence) * law_rows + start, stop - start, vocab_size, fill, shard)
             if kind == "probs":
-                lane_sums(tile, totals[:, low:high])
+                lane_sums(tile, lanes.totals[:, low:high])
             else:
-                if cut:
-                    own = largest[0][:, :, low * BEST8 : high * BEST8]
-                    lane_candidates(tile, own)
-                if search:
-                    lane_best(tile, maxima[:, low:high], candidates[:, low:high], partition_ids)
-                elif cut:
-                    candidate_maxima(own, maxima[:, low:high])
-                else:
-                    lane_maxima(tile, maxima[:, low:high])
-                lane_totals(tile, totals[:, low:high], maxima[:, low:high], scales[:, low:high])
-    by_row = transpose(candidates) if search else None
-    return transpose(maxima), transpose(totals), by_row
+                own = None if candidates == None else candidates[:, :, low * BEST8 : high * BEST8]  # noqa: E711
+                tile_statistics(tile, lanes, low, search, scales[:, low:high], partition_ids, own, tile)
+    ids = transpose(lanes.ids) if search else None
+    return transpose(lanes.maxima), transpose(lanes.totals), ids
+
+
+def tile_statistics(tile, lanes, low, search, scales, partition_ids, candidates, spent):
+    """Fills columns low.. of `lanes` from logits `tile` [128, R, width].
+
+    Args:
+        scales: [128, R].
+        candidates: [128, SEGMENTS, 8 R], written; or None.
+        spent: where the exponentials go, which nobody needs: `tile` itself, whose rows are then used up, or one row.
+    """
+    own = slice(low, low + tile.shape[1])
+    if candidates != None:  # noqa: E711
+        lane_candidates(tile, candidates)
+    if search:
+        lane_best(tile, lanes.maxima[:, own], lanes.ids[:, own], partition_ids)
+    elif candidates != None:  # noqa: E711
+        candidate_maxima(candidates, lanes.maxima[:, own])
+    else:
+        lane_maxima(tile, lanes.maxima[:, own])
+    lane_totals(tile, lanes.totals[:, own], lanes.maxima[:, own], scales, spent)
 
 
 def row_tiles(rows, law, vocab_size):
@@ -186,19 +205,20 @@ def first_indices(rows, values):
     return index[:, :, 0]
 
 
-def lane_totals(tile, totals, maxima, scale):
-    """Per lane of each row: the sum of exp((x - lane maximum) * scale). Overwrites `tile`, whose rows are used up.
+def lane_totals(tile, totals, maxima, scale, spent):
+    """Per lane of each row: the sum of exp((x - lane maximum) * scale).
 
     Args:
         totals: [128, R] fp32, written; NaN where the lane holds a NaN or +inf, 0 where it holds nothing above -inf.
         maxima, scale: [128, R] fp32.
+        spent: [128, R or 1, width], overwritten.
     """
     _, num_rows, _ = tile.shape
     bias = floats((NUM_GROUPS, num_rows))
     nisa.scalar_tensor_tensor(dst=bias, data=maxima, op0=nl.multiply, operand0=-1.0, op1=nl.multiply, operand1=scale)
     for row in range(num_rows):
         nisa.activation(
-            dst=tile[:, row, :],
+            dst=spent[:, min(row, spent.shape[1] - 1), :],
             op=nl.exp,
             data=tile[:, row, :],
             bias=bias[:, row : row + 1],

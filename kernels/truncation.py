@@ -3,14 +3,16 @@
 top-k and top-p both ask for the largest value v such that the entries not below v weigh at least a goal: their number
 k, or the share p of the mass. v is built bit by bit; nothing is sorted. The search looks at the candidates of all rows
 at once, the 8 largest entries of each segment of each lane. What it finds is a row's own answer where it lies above
-every entry that is no candidate. Rows where it does not are deep: they are read again and searched whole, one at a
-time, in a loop that makes no trip when there are none.
+every entry that is no candidate. Rows where it does not are deep: they are searched whole, a few at a time, in a loop
+that makes no trip when there are none.
 """
+
+from dataclasses import dataclass
 
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import at_row, over_rows, row_numbers, select, to_int
+from .chain import over_rows, row_numbers, select, to_int
 from .vocabulary import (
     BIG_ID,
     FILL,
@@ -18,9 +20,6 @@ from .vocabulary import (
     NUM_GROUPS,
     SEGMENTS,
     floats,
-    group_size,
-    load_row_at,
-    spread,
     tensor_scalar,
     tensor_tensor,
     transpose,
@@ -30,7 +29,7 @@ SMALLEST_MIN_P = 2.0**-60  # 0 switches min-p off; ln is defined above 2^-64
 OFF = -FILL  # instead of k, p or what lies below the peak: nothing reaches it
 KEEP_ALL = FILL / 2  # a threshold that every logit passes, and lanes without an id do not
 TOP_K, TOP_P, BELOW_PEAK, PARAMETERS = 0, 1, 2, 3
-SCALE, PEAK, TOTAL, LAW_ROW, VALUES = 3, 4, 5, 6, 7  # of a row, after its parameters
+SCALE, PEAK, TOTAL, VALUES = 3, 4, 5, 6  # of a row, after its parameters
 THRESHOLD, MASS, BY_K, CUTS = 0, 1, 2, 3  # what a search finds: of all three, and of top-k alone
 BEST8 = 8  # entries that one instruction finds, in order
 GROUP_ROWS = NUM_GROUPS // BEST8  # rows whose candidates fill the partitions, one rank of 8 each
@@ -55,28 +54,6 @@ def row_parameters(top_k, top_p, min_p, heat, rows, vocab_size):
     for kind in range(PARAMETERS):
         nisa.tensor_copy(dst=parameters[:, kind], src=over_rows(limits[kind], rows))
     return parameters.reshape((1, PARAMETERS, count * rows))
-
-
-def allocate_candidates(arrays, num_rows, cut):
-    """[128, SEGMENTS, 8 m] for the candidates of all arrays' rows, searched at once, and the part of each array.
-
-    None and no part where nothing is cut.
-    """
-    if not cut:
-        return None, []
-    largest = nl.ndarray((NUM_GROUPS, SEGMENTS, len(arrays) * num_rows * BEST8), dtype=widest(arrays), buffer=nl.sbuf)
-    parts = []
-    for i in range(len(arrays)):
-        parts.append(largest[:, :, i * num_rows * BEST8 : (i + 1) * num_rows * BEST8])
-    return largest, parts
-
-
-def widest(arrays):
-    """bf16 if all arrays are, else fp32."""
-    for array in arrays:
-        if array.dtype == nl.float32:
-            return nl.float32
-    return nl.bfloat16
 
 
 def lane_candidates(tile, candidates):
@@ -120,53 +97,6 @@ def candidate_tile(candidates):
     return tile
 
 
-def truncate(arrays, laws, largest, limits, row_scale, first, count, vocab_size):
-    """Puts the threshold of every row into the laws, and into their totals what it leaves.
-
-    Args:
-        arrays: [B, law rows, V], of one or two laws.
-        laws: what `combine_rows` knows of their n = count * rows rows, changed: threshold, total.
-        largest: of `allocate_candidates`, filled.
-        limits: [1, PARAMETERS, n] of `row_parameters`.
-        row_scale: [n, 1], 1 / T.
-        first, count: the chunk's sequences.
-    """
-    num_rows, num_laws = row_scale.shape[0], len(arrays)
-    values = floats((1, VALUES, num_laws, num_rows))
-    for i in range(num_laws):
-        put_values(values[:, :, i], laws[i], limits, row_scale)
-        law_rows = arrays[i].shape[1]
-        nisa.iota(
-            dst=values[:, LAW_ROW, i],
-            pattern=[[law_rows, count], [1, num_rows // count]],
-            offset=first * law_rows,
-            channel_multiplier=0,
-        )
-    by_row = values.reshape((1, VALUES, num_laws * num_rows))
-    cuts = floats((1, CUTS, num_laws * num_rows))
-    deep = floats((1, num_laws * num_rows))
-    for low in range(0, num_laws * num_rows, SEARCHED_ROWS):
-        high = min(low + SEARCHED_ROWS, num_laws * num_rows)
-        tile = candidate_tile(largest[:, :, low * BEST8 : high * BEST8])
-        cut_candidates(cuts[:, :, low:high], deep[:, low:high], tile, by_row[:, :, low:high], bits_of(largest.dtype))
-    for i in range(num_laws):
-        own = slice(i * num_rows, (i + 1) * num_rows)
-        if group_size(vocab_size) > SEGMENTS * BEST8:  # else all entries are candidates
-            cut_deep_rows(arrays[i], values[:, :, i], cuts[:, :, own], deep[:, own], vocab_size)
-        laws[i]["threshold"] = transpose(cuts[:, THRESHOLD, own])
-        laws[i]["total"] = transpose(cuts[:, MASS, own])
-
-
-def put_values(values, law, limits, row_scale):
-    """Writes all but LAW_ROW of the rows' values [1, VALUES, n]; the arguments are `truncate`'s."""
-    nisa.tensor_copy(dst=values[:, 0:PARAMETERS], src=limits)
-    for pair in ((SCALE, row_scale), (PEAK, law["peak"]), (TOTAL, law["total"])):
-        kind, column = pair
-        turned = nl.ndarray((1, column.shape[0]), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_transpose(dst=turned, data=column, engine=nisa.engine.tensor)
-        nisa.tensor_copy(dst=values[:, kind], src=turned, engine=nisa.engine.scalar)
-
-
 def bits_of(dtype):
     """Bits of a value after its sign that tell it from others: bf16 has the upper half of fp32's."""
     return 31 if dtype == nl.float32 else 15
@@ -185,7 +115,7 @@ def cut_candidates(cuts, deep, tile, values, num_bits):
     nisa.tensor_copy_predicated(
         dst=values[:, 0:PARAMETERS], src=OFF, predicate=lawless.expand_dim(1).broadcast(1, PARAMETERS)
     )
-    on_ranks = to_ranks(values[:, 0:LAW_ROW], groups)
+    on_ranks = to_ranks(values, groups)
     # Masses of rows without a law are 0: a NaN would reach other rows, whose sums are of one product.
     masses = floats(tile.shape)
     nisa.memset(dst=masses, value=0.0)
@@ -197,7 +127,7 @@ def cut_candidates(cuts, deep, tile, values, num_bits):
         nisa.tensor_copy_predicated(
             dst=masses[:, group], src=exponentials, predicate=lawful[:, column].broadcast(1, width)
         )
-    found = cut_rows(tile, masses, on_ranks, same_row(), num_bits)
+    found = cut_rows(tile, masses, on_ranks, row_groups(GROUP_ROWS), num_bits)
     for kind in range(CUTS):
         of_rank(cuts[:, kind], found[kind], 0)
 
@@ -225,52 +155,30 @@ def flags_of(values, op0, operand0, op1=None, operand1=None):
     return flags
 
 
-def cut_deep_rows(law, values, cuts, deep, vocab_size):
-    """Corrects `cuts` [1, CUTS, n] of the rows of `law` [B, law rows, V] that `deep` [1, n] flags, searched whole."""
-    num_rows = values.shape[2]
-    ones = floats((NUM_GROUPS, NUM_GROUPS))
-    nisa.memset(dst=ones, value=1.0)
-
-    def search(trip):
-        here, tile, masses, lanes = next_deep_row(law, values, deep, vocab_size)
-        found = cut_rows(tile, masses, lanes, ones, bits_of(law.dtype))
-        chosen = flags_of(here, nl.greater, 0.0)
-        for kind in (THRESHOLD, MASS):
-            nisa.tensor_copy_predicated(
-                dst=cuts[:, kind], src=found[kind][0:1].broadcast(1, num_rows), predicate=chosen
-            )
-
-    nl.fori_loop(0, deep_trips(deep), search)
-
-
-def deep_trips(deep):
-    """A register: the flags set in `deep` [1, n], or on the other core, if more."""
+def deep_trips(deep, rows_a_trip):
+    """A register: how often `rows_a_trip` of the rows flagged in `deep` [1, n], or on the other core, if more, fit."""
     total = floats((1, 1))
     nisa.tensor_reduce(dst=total, op=nl.add, data=deep, axis=1)
-    trips = nisa.register_alloc()
-    nisa.register_load(trips, to_int(most_of_cores(total)))
-    return trips
+    trips = tensor_scalar(
+        most_of_cores(total), nl.add, (rows_a_trip - 1) / 2, nl.multiply, 1 / rows_a_trip
+    )  # rounded to the nearest, which is the quotient rounded up
+    register = nisa.register_alloc()
+    nisa.register_load(register, to_int(trips))
+    return register
 
 
-def next_deep_row(law, values, deep, vocab_size, shard=()):
-    """Loads the first row flagged in `deep` [1, n] and clears its flag; some row without effect where there is none.
+def take_flag(here, deep):
+    """Moves the first flag of `deep` [1, n] to `here` [1, n], written; none where there is none.
 
     Returns:
-        its flag [1, n], the row's entries [128, 1, size] and masses, and its values [128, VALUES, 1] on lanes.
+        [1, 1]: its place; BIG_ID without one.
     """
-    row_number = row_numbers(1, values.shape[2])[:, 0]
-    row = floats((1, 1))
-    nisa.tensor_reduce(dst=row, op=nl.minimum, data=select(deep, row_number, BIG_ID), axis=1)
-    here = tensor_scalar(row_number, nl.equal, row)
+    places = row_numbers(1, deep.shape[1])[:, 0]
+    place = floats((1, 1))
+    nisa.tensor_reduce(dst=place, op=nl.minimum, data=select(deep, places, BIG_ID), axis=1)
+    nisa.tensor_scalar(dst=here, data=places, op0=nl.equal, operand0=place)
     nisa.tensor_tensor(dst=deep, data1=deep, data2=here, op=nl.subtract)
-    picked = at_row(values.expand_dim(2), here.expand_dim(1))
-    lanes = spread(transpose(picked[:, :, 0])).expand_dim(2)
-    tile = nl.ndarray((NUM_GROUPS, 1, group_size(vocab_size)), dtype=law.dtype, buffer=nl.sbuf)
-    nisa.memset(dst=tile, value=FILL)
-    load_row_at(tile[:, 0], law, to_int(picked[:, LAW_ROW]), vocab_size, shard)
-    masses = floats(tile.shape)
-    relative_masses(masses[:, 0], tile[:, 0], lanes[:, PEAK], lanes[:, SCALE])
-    return here, tile, masses, lanes
+    return place
 
 
 def most_of_cores(value):
@@ -288,29 +196,55 @@ def most_of_cores(value):
     return most
 
 
-def cut_rows(tile, masses, values, ones, num_bits):
-    """(THRESHOLD, MASS, BY_K), [p, R] each: the largest of the three limits' values, what it leaves, and top-k's.
+@dataclass
+class RowGroups(nl.NKIObject):
+    """Which partitions hold parts of the same row: `count` equal groups of them."""
+
+    count: int
+    members: object  # [128, count] bf16, 1 where a partition belongs to a group
+    together: object  # [128, 128], 1 between partitions of a group
+    ones: object  # [128, 1]
+
+
+def row_groups(count):
+    row = floats((NUM_GROUPS, NUM_GROUPS))
+    nisa.iota(dst=row, pattern=[[1, count], [0, NUM_GROUPS // count]], offset=0, channel_multiplier=0)
+    together = tensor_tensor(row, transpose(row), nl.equal)
+    members = nl.ndarray((NUM_GROUPS, count), dtype=nl.bfloat16, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=members, src=together[:, 0 : NUM_GROUPS : NUM_GROUPS // count])
+    ones = floats((NUM_GROUPS, 1))
+    nisa.memset(dst=ones, value=1.0)
+    return RowGroups(count, members, together, ones)
+
+
+def cut_rows(tile, masses, values, groups, num_bits):
+    """(THRESHOLD, MASS, BY_K), [128, R] each: the largest of the three limits' values, what it leaves, and top-k's.
 
     Args:
-        tile: [p, R, width] entries of rows that are spread over partitions; masses: exp((x - peak) / T) of them.
-        values: [p, >= LAW_ROW, R], the rows' values on each of their partitions.
-        ones: [p, p], 1 between partitions of the same rows.
+        tile: [128, R, width] entries, one row of each of the `groups` of partitions in each of R.
+        masses: exp((x - peak) / T) of them.
+        values: [128, VALUES, R], the rows' values on each of their partitions.
     """
+    _, num_rows, width = tile.shape
+    padded = (width + NUM_GROUPS - 1) // NUM_GROUPS * NUM_GROUPS
+    above = nl.ndarray((NUM_GROUPS, num_rows, padded), dtype=nl.bfloat16, buffer=nl.sbuf)
+    if padded > width:
+        nisa.memset(dst=above[:, :, width:padded], value=0.0)
     top_k, total = values[:, TOP_K], values[:, TOTAL]
-    by_k = largest_reaching(tile, None, top_k, ones, num_bits)
-    left = select(tensor_scalar(top_k, nl.less, OFF), weight(tile, masses, by_k, ones), total)
+    by_k = largest_reaching(tile, None, top_k, above, groups, num_bits)
+    left = select(tensor_scalar(top_k, nl.less, OFF), mass_above(tile, masses, by_k, above, groups), total)
     goal = tensor_tensor(left, values[:, TOP_P], nl.multiply)
-    by_p = largest_reaching(tile, masses, goal, ones, num_bits)
+    by_p = largest_reaching(tile, masses, goal, above, groups, num_bits)
     threshold = tensor_tensor(values[:, PEAK], values[:, BELOW_PEAK], nl.subtract)
     nisa.tensor_tensor(dst=threshold, data1=threshold, data2=by_p, op=nl.maximum)
     nisa.tensor_tensor(dst=threshold, data1=threshold, data2=by_k, op=nl.maximum)
     mass = floats(threshold.shape)
-    nisa.tensor_copy(dst=mass, src=weight(tile, masses, threshold, ones))
+    nisa.tensor_copy(dst=mass, src=mass_above(tile, masses, threshold, above, groups))
     return threshold, mass, by_k
 
 
-def largest_reaching(tile, masses, goal, ones, num_bits):
-    """[p, R]: the largest value v such that the entries >= v have at least `goal` in mass, or number without masses.
+def largest_reaching(tile, masses, goal, above, groups, num_bits):
+    """[128, R]: the largest v such that the entries >= v have at least `goal` in mass, or number without masses.
 
     KEEP_ALL where all entries together do not reach it. The bits of v come from the top: first its sign, which says
     whether its other bits count up or down with v.
@@ -325,31 +259,91 @@ def largest_reaching(tile, masses, goal, ones, num_bits):
         if place > 0:
             trial = nl.ndarray(goal.shape, dtype=nl.int32, buffer=nl.sbuf)
             nisa.tensor_scalar(dst=trial, data=value, op0=nl.bitwise_xor, operand0=1 << (31 - place))
-        weighed = weight(tile, masses, trial.view(nl.float32), ones)
+        bound = trial.view(nl.float32)
+        if masses == None:  # noqa: E711
+            weighed = number_above(tile, bound, above, groups)
+        else:
+            weighed = mass_above(tile, masses, bound, above, groups)
         nisa.tensor_tensor(dst=reached, data1=weighed, data2=goal, op=nl.greater_equal)
         nisa.tensor_copy_predicated(dst=value, src=trial, predicate=reached)
     found = value.view(nl.float32)
     return select(tensor_scalar(found, nl.greater_equal, KEEP_ALL), found, KEEP_ALL)
 
 
-def weight(tile, masses, bound, ones):
-    """[p, R] in PSUM: mass, or number without masses, of the rows' entries not below `bound` [p, R]."""
-    sums = floats(bound.shape)
-    for row in range(bound.shape[1]):
-        lane_weights(
-            sums[:, row : row + 1],
-            tile[:, row],
-            masses[:, row] if masses != None else None,  # noqa: E711
-            bound[:, row : row + 1],
+def number_above(tile, bound, above, groups):
+    """[128, R] in PSUM: how many of the rows' entries are not below `bound` [128, R].
+
+    Args:
+        above: [128, R, whole 128s] bf16, 0 past the width of `tile`; overwritten.
+    """
+    _, num_rows, width = tile.shape
+    if tile.dtype == nl.float32:
+        sums = floats(bound.shape)
+        for row in range(num_rows):
+            column = slice(row, row + 1)
+            nisa.tensor_scalar_reduce(
+                dst=above[:, row, 0:width],
+                data=tile[:, row],
+                op0=nl.greater_equal,
+                operand0=bound[:, column],
+                reduce_op=nl.add,
+                reduce_res=sums[:, column],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+        return group_sums(sums, groups)
+
+    # 16-bit flags take a quarter of the time without the sum, which is the Tensor engine's: over the lanes of 128
+    # columns at a time, then over the columns.
+    by_column = nl.ndarray((NUM_GROUPS, num_rows, groups.count), dtype=nl.float32, buffer=nl.psum)
+    for row in range(num_rows):
+        nisa.tensor_scalar(
+            dst=above[:, row, 0:width], data=tile[:, row], op0=nl.greater_equal, operand0=bound[:, row : row + 1]
         )
-    together = nl.ndarray(bound.shape, dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_matmul(dst=together, stationary=ones, moving=sums, accumulate=False)
-    return together
+        for start in range(0, above.shape[2], NUM_GROUPS):
+            nisa.nc_matmul(
+                dst=by_column[:, row],
+                stationary=above[:, row, start : start + NUM_GROUPS],
+                moving=groups.members,
+                accumulate=start > 0,
+            )
+    # A group's column sums stand once for each of its partitions, so that each gets their sum.
+    lanes = NUM_GROUPS // groups.count
+    each = floats((NUM_GROUPS, num_rows, groups.count, lanes))
+    nisa.tensor_copy(dst=each, src=by_column.expand_dim(3).broadcast(3, lanes), engine=nisa.engine.scalar)
+    numbers = nl.ndarray(bound.shape, dtype=nl.float32, buffer=nl.psum)
+    for row in range(num_rows):
+        nisa.nc_matmul(
+            dst=numbers[:, row : row + 1],
+            stationary=each[:, row].reshape((NUM_GROUPS, NUM_GROUPS)),
+            moving=groups.ones,
+            accumulate=False,
+        )
+    return numbers
 
 
-def lane_weights(sums, entries, masses, bound):
-    """[p, 1], written: mass, or number without masses, of the `entries` [p, width] not below `bound` [p, 1]."""
-    above = nl.ndarray(entries.shape, dtype=entries.dtype, buffer=nl.sbuf)
+def mass_above(tile, masses, bound, above, groups):
+    """[128, R] in PSUM: the mass of the rows' entries not below `bound` [128, R]; `above` as in `number_above`."""
+    _, num_rows, width = tile.shape
+    sums = floats(bound.shape)
+    for row in range(num_rows):
+        column = slice(row, row + 1)
+        lane_weights(sums[:, column], tile[:, row], masses[:, row], bound[:, column], above[:, row, 0:width])
+    return group_sums(sums, groups)
+
+
+def group_sums(sums, groups):
+    """[128, R] in PSUM: on each partition the sum over its group of `sums` [128, R]."""
+    result = nl.ndarray(sums.shape, dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_matmul(dst=result, stationary=groups.together, moving=sums, accumulate=False)
+    return result
+
+
+def lane_weights(sums, entries, masses, bound, above):
+    """[p, 1], written: mass, or number without masses, of the `entries` [p, width] not below `bound` [p, 1].
+
+    Args:
+        above: [p, width], overwritten.
+    """
     nisa.tensor_scalar(dst=above, data=entries, op0=nl.greater_equal, operand0=bound)
     if masses != None:  # noqa: E711
         # On GpSimd and Scalar, which have less to do than the Vector engine.
@@ -371,13 +365,6 @@ def relative_masses(masses, tile, peak, scale):
     bias = floats(peak.shape)
     nisa.scalar_tensor_tensor(dst=bias, data=peak, op0=nl.multiply, operand0=-1.0, op1=nl.multiply, operand1=scale)
     nisa.activation(dst=masses, op=nl.exp, data=tile, bias=bias, scale=scale)
-
-
-def same_row():
-    """[128, 128]: 1 between partitions that hold ranks of the same row of a `candidate_tile`."""
-    row = floats((NUM_GROUPS, NUM_GROUPS))
-    nisa.iota(dst=row, pattern=[[1, GROUP_ROWS], [0, BEST8]], offset=0, channel_multiplier=0)
-    return tensor_tensor(row, transpose(row), nl.equal)
 
 
 def to_ranks(values, groups):

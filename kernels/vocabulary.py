@@ -53,16 +53,23 @@ def allocate_rows(num_rows, width, dtype, vocab_size, fill, shard=()):
 
 
 def load_rows(rows, first, num_rows, vocab_size, fill, shard=()):
-    """Rows first.. of the last-but-one dimensions of `rows` [..., V], columns below vocab_size only.
+    """A tile of rows first.. of the last-but-one dimensions of `rows` [..., V], columns below vocab_size only.
 
     Where `rows` hold a shard of the vocabulary, they fill its lanes.
     """
+    tile = allocate_rows(num_rows, searched_width(vocab_size), rows.dtype, vocab_size, fill, shard)
+    fill_rows(tile, rows, first, vocab_size, shard)
+    return tile
+
+
+def fill_rows(tile, rows, first, vocab_size, shard=()):
+    """Writes rows first.. of `rows` [..., V] to `tile` [128, num_rows, width] of `allocate_rows`."""
+    num_rows = tile.shape[1]
     size = group_size(vocab_size)
     lane, columns = held(vocab_size, shard)
     full = columns // size
     rest = columns - full * size
     row_stride = rows.shape[len(rows.shape) - 1]
-    tile = allocate_rows(num_rows, searched_width(vocab_size), rows.dtype, vocab_size, fill, shard)
     if full > 0:
         nisa.dma_copy(
             dst=tile[lane : lane + full, :, 0:size],
@@ -75,7 +82,6 @@ def load_rows(rows, first, num_rows, vocab_size, fill, shard=()):
                 pattern=[[size, 1], [row_stride, num_rows], [1, rest]], offset=first * row_stride + full * size
             ),
         )
-    return tile
 
 
 def load_row_at(tile, rows, index, vocab_size, shard=()):

@@ -70,8 +70,8 @@ def test_truncation_inside_the_candidates_reads_no_row_again_and_stays_near_the_
         assert cost.bound <= 5.1 * rows / HBM_BYTES_PER_SECOND
 
 
-def test_truncation_below_the_candidates_reads_a_row_once_more_and_costs_no_more_than_its_searches():
+def test_truncation_below_the_candidates_reads_no_row_again_and_costs_no_more_than_its_searches():
     _, cost = cost_of(1, limits=(2000, 0.999, 0.0))
     moved = sum(core.read_bytes + core.written_bytes for core in cost.cores)
-    assert moved <= (2 * (2 * K + 1) + 2) * ROW_BYTES * 1.001
-    assert cost.bound <= 650e-6
+    assert moved <= (2 * K + 3) * ROW_BYTES * 1.001
+    assert cost.bound <= 400e-6

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import draft_verify
 from draft_verify.bench.programs import instead_of_running
-from tests.acceptance_cases import cut_undecided, rounding
+from tests.acceptance_cases import Tally, assert_chain_agrees, chain_case, cut_undecided, rounding
 
 V = 128 * 80 - 3  # 80 ids a lane, of which 64 are candidates
 LAWS = ("normal", "flat", "uniform", "ties", "one lane", "few")
@@ -98,7 +98,7 @@ def test_more_rows_than_a_group_of_16_are_cut_each_by_its_own_limits():
 
 
 def deep_searches(logits, parameters, lnc=1):
-    """Rows that the kernel searched whole, on each core."""
+    """Trips of the search of whole rows, two rows each, on each core."""
     programs = []
     with instead_of_running(programs):
         sampled(logits, parameters, backend="emulator", lnc=lnc)
@@ -116,7 +116,8 @@ def test_only_rows_cut_below_their_candidates_are_searched_whole():
     logits = np.stack([row_of(rng, "normal", np.float32) for _ in range(4)])
     assert deep_searches(logits, [CUTS["all"]] * 4) == 0
     assert deep_searches(logits, [CUTS["all"], CUTS["off"], CUTS["top-k deep"], CUTS["top-k"]]) == 1
-    assert deep_searches(logits, [CUTS["all deep"]] * 4) == 4
+    assert deep_searches(logits, [CUTS["all deep"]] * 3 + [CUTS["all"]]) == 2
+    assert deep_searches(logits, [CUTS["all deep"]] * 4) == 2
     few = np.stack([row_of(rng, "few", np.float32) for _ in range(4)])
     assert deep_searches(few, [CUTS["all"]] * 4) == 0
 
@@ -124,4 +125,20 @@ def test_only_rows_cut_below_their_candidates_are_searched_whole():
 def test_both_cores_make_the_trips_of_the_one_with_more():
     rng = np.random.default_rng(1)
     logits = np.stack([row_of(rng, "normal", np.float32) for _ in range(4)])
-    assert deep_searches(logits, [CUTS["off"], CUTS["top-k"], CUTS["top-k deep"], CUTS["top-k deep"]], lnc=2) == 2
+    assert deep_searches(logits, [CUTS["off"], CUTS["top-k"], CUTS["top-k deep"], CUTS["top-k deep"]], lnc=2) == 1
+
+
+@pytest.mark.parametrize("draft_dtype", [np.float32, ml_dtypes.bfloat16])
+def test_more_rows_than_are_held_at_once_are_cut_part_by_part(draft_dtype):
+    """Ten windows of 8 rows: two parts of the target, of which the draft shares the second if its dtype is the same."""
+    rng = np.random.default_rng(5)
+    batch, num_drafts = 10, 7
+    case = chain_case(rng, batch, num_drafts, V, ml_dtypes.bfloat16, temperatures=(0.7, 1.3))
+    case["draft_logits"] = case["draft_logits"].astype(draft_dtype)
+    cuts = [list(CUTS.values())[b % len(CUTS)] for b in range(batch)]
+    case["top_k"] = np.array([cut.get("top_k", 0) for cut in cuts], np.int32)
+    case["top_p"] = np.array([cut.get("top_p", 1.0) for cut in cuts], np.float32)
+    case["min_p"] = np.array([cut.get("min_p", 0.0) for cut in cuts], np.float32)
+    tally = Tally()
+    assert_chain_agrees(draft_verify.rejection_sampling(**case, backend="emulator"), case, tally)
+    assert tally.decisions > batch

@@ -141,10 +141,24 @@ MUTANTS = [
     ),
     Mutant(
         "rows cut below their candidates are not searched whole (kernel)",
-        "kernels/truncation.py",
-        "    nl.fori_loop(0, deep_trips(deep), search)\n",
+        "kernels/row_laws.py",
+        "    nl.fori_loop(0, deep_trips(deep, DEEP_ROWS), search)\n",
         "",
         (TRUNCATION,),
+    ),
+    Mutant(
+        "rows searched whole are those of the first part that was held (kernel)",
+        "kernels/row_laws.py",
+        "own = slice(low, high)\n    dtype",
+        "own = slice(0, high - low)\n    dtype",
+        (f"{TRUNCATION}::test_more_rows_than_are_held_at_once_are_cut_part_by_part",),
+    ),
+    Mutant(
+        "an odd number of rows to be searched whole leaves the last one out (kernel)",
+        "kernels/truncation.py",
+        "(rows_a_trip - 1) / 2, nl.multiply",
+        "-(rows_a_trip - 1) / 2, nl.multiply",
+        (f"{TRUNCATION}::test_only_rows_cut_below_their_candidates_are_searched_whole",),
     ),
     Mutant(
         "a threshold that equals entries which are no candidates counts as found (kernel)",
@@ -156,15 +170,15 @@ MUTANTS = [
     Mutant(
         "top-p takes its share of the whole law, not of what top-k left (kernel)",
         "kernels/truncation.py",
-        "left = select(tensor_scalar(top_k, nl.less, OFF), weight(tile, masses, by_k, ones), total)",
+        "left = select(tensor_scalar(top_k, nl.less, OFF), mass_above(tile, masses, by_k, above, groups), total)",
         "left = tensor_scalar(total, nl.multiply, 1.0)",
         (f"{TRUNCATION}::test_every_cut_of_every_law_is_the_references", CUT),
     ),
     Mutant(
         "cores of LNC 2 count their own deep rows only (kernel)",
         "kernels/truncation.py",
-        "to_int(most_of_cores(total))",
-        "to_int(total)",
+        "most_of_cores(total), nl.add",
+        "total, nl.add",
         (f"{TRUNCATION}::test_both_cores_make_the_trips_of_the_one_with_more",),
     ),
     Mutant(
