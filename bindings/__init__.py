@@ -24,7 +24,14 @@ trn2: clamp to 240 before `.to(torch.float8_e4m3fn)`. `commit_window` saturates.
 from draft_verify.acceptance_stats import AcceptanceStats
 from draft_verify.blocks import blocks_needed, blocks_to_free, draft_cache_lens
 from draft_verify.check_pair import Finding, PairReport, check_pair
-from draft_verify.combine_shards import combine_shards, shard_cuts, shard_draws, shard_statistics, shard_weights
+from draft_verify.combine_shards import (
+    combine_shards,
+    shard_cuts,
+    shard_draws,
+    shard_excess,
+    shard_statistics,
+    shard_weights,
+)
 from draft_verify.commit_window import commit_window
 from draft_verify.compact_window import compact_window
 from draft_verify.greedy_acceptance import greedy_acceptance
@@ -76,6 +83,7 @@ __all__ = [
     "select_state",
     "shard_cuts",
     "shard_draws",
+    "shard_excess",
     "shard_statistics",
     "shard_weights",
     "shift_conv_window",

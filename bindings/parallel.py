@@ -13,7 +13,14 @@ import torch
 import torch.distributed as dist
 
 from draft_verify.acceptance_stats import AcceptanceStats
-from draft_verify.combine_shards import combine_shards, shard_cuts, shard_draws, shard_statistics, shard_weights
+from draft_verify.combine_shards import (
+    combine_shards,
+    shard_cuts,
+    shard_draws,
+    shard_excess,
+    shard_statistics,
+    shard_weights,
+)
 from draft_verify.merge_attention import merge_attention
 from draft_verify.parameters import draft_law
 from draft_verify.project_draft_law import over_target_ids
@@ -104,17 +111,19 @@ def vocabulary_parallel_sampling(
     top_k: torch.Tensor | None = None,
     top_p: torch.Tensor | None = None,
     min_p: torch.Tensor | None = None,
+    rule: str = "token",
     allowed_mask: torch.Tensor | None = None,
     target_to_draft: torch.Tensor | None = None,
     backend: str = "auto",
     lnc: int | None = None,
 ) -> Acceptance:
-    """rejection_sampling, token rule, where each of n ranks holds V / n columns of the logits; none gathers them.
+    """rejection_sampling where each of n ranks holds V / n columns of the logits; none gathers them.
 
     What is gathered of a row: 2.6 KB from all ranks together, and where rows are truncated their 8192 candidates a law,
     16 KB in bf16. A row that is cut below them (`shard_cuts`) is narrowed down in rounds, of 8 KB a row and law each:
     4 a limit for bf16 logits, 8 for fp32. On a device these are always launched, and find nothing to do in other rows;
-    on a CPU they are left out where no row needs them.
+    on a CPU they are left out where no row needs them. The block rule gathers 512 bytes a row more for drafts with a
+    law (`shard_excess`).
 
     Args:
         draft_tokens, uniforms: [B, K] int32 global ids and [B, T + 1] fp32, the same on every rank.
@@ -125,7 +134,7 @@ def vocabulary_parallel_sampling(
         allowed_mask: [B, T, ceil(V / n / 32)] int32 bits of this rank's columns (`mask_logits`); default all.
         target_to_draft: [M, V / n] int32, this rank's columns of the map of n * (V / n) ids that
             `invert_draft_to_target` gives; the draft's laws are then whole, [B, K, Vd], on every rank.
-        draft_lens, temperature, top_k, top_p, min_p, backend, lnc: as in `rejection_sampling`.
+        draft_lens, temperature, top_k, top_p, min_p, rule, backend, lnc: as in `rejection_sampling`.
 
     Returns:
         Acceptance, the same on every rank.
@@ -185,6 +194,10 @@ def vocabulary_parallel_sampling(
         num_bits = 16 if candidates.dtype == torch.bfloat16 else 32
         cuts = cut_deep_rows(cuts, weigh, num_bits, vocab_size, temperature=temperature, **limits)
     shared["cuts"] = shard["cuts"] = cuts
+    if rule == "block" and draft != "one_hot":
+        excess = gather(shard_excess(statistics, draft_tokens, target_logits, uniforms, **shard), group)
+        shared["excess"] = shard["excess"] = excess
+    shared["rule"] = shard["rule"] = rule
     draws = gather(shard_draws(statistics, draft_tokens, target_logits, uniforms, **shard), group)
     return combine_shards(statistics, draws, draft_tokens, uniforms, vocab_size=vocab_size, draft=draft, **shared)
 

@@ -242,6 +242,11 @@ def _shard_draws(statistics: torch.Tensor, **_: Any) -> list[torch.Tensor]:
     return [statistics.new_empty((batch, 6, 128 // num_shards))]
 
 
+def _shard_excess(statistics: torch.Tensor, **_: Any) -> list[torch.Tensor]:
+    num_shards, batch, rows = statistics.shape[:3]
+    return [statistics.new_empty((batch, rows, 128 // num_shards))]
+
+
 def _combined_outputs(statistics: torch.Tensor, draft_tokens: torch.Tensor, **_: Any) -> list[torch.Tensor]:
     return _acceptance_outputs(draft_tokens, statistics[0])
 
@@ -290,6 +295,7 @@ _OUTPUTS = {
     "sample_tokens": _sampled_outputs,
     "shard_cuts": _shard_cuts,
     "shard_draws": _shard_draws,
+    "shard_excess": _shard_excess,
     "shard_statistics": _shard_statistics,
     "shard_weights": _shard_weights,
     "token_logprobs": _logprob_outputs,

@@ -21,49 +21,36 @@ from .truncation import drop_below
 from .vocabulary import FILL, NUM_GROUPS, floats, load_rows, spread, tensor_scalar, tensor_tensor, transpose
 
 
-def block_prefix(facts, row_number, first, target_logits, uniforms, draft_law, draft_kind, cut, scale, vocab_size):
+def block_prefix(chains, facts, excess):
     """The prefix that passes, [1, B], and the weights of all prefixes, [1, B, T].
 
     Prefix i < k passes iff u * (S + 1 - w) <= S, S the mass of max(w * target - draft, 0) in row i; the whole block of
     k drafts iff u <= w. k counts the leading rows with a draft and both laws.
+
+    Args:
+        facts: [1, ROW_FACTS, B, T].
+        excess: [n, 128], the lanes' parts of S times the draft's total (`excess_masses`); None for one-hot drafts.
     """
-    _, _, count, rows = facts.shape
-    num_rows = count * rows
+    first, count, rows, row_number = chains.first, chains.count, chains.rows, chains.row_number
     weights = prefix_weights(facts[:, RATIO])
     live = tensor_tensor(facts[:, TARGET_OK], facts[:, DRAFT_OK], nl.multiply)
     nisa.tensor_tensor(dst=live, data1=live, data2=facts[:, HAS_DRAFT], op=nl.multiply)
     num_live = over_rows(leading_count(live, row_number), rows)
 
-    # The excess S of every row.
-    if draft_kind == "one_hot":
+    if excess == None:  # noqa: E711
         excess = tensor_scalar(facts[:, RATIO], nl.multiply, -1.0, nl.add, 1.0)
         nisa.tensor_tensor(dst=excess, data1=excess, data2=weights, op=nl.multiply)
     else:
+        sums = floats((count * rows, 1))
+        nisa.tensor_reduce(dst=sums, op=nl.add, data=excess, axis=1)
         share = reciprocal(facts[:, DRAFT_TOTAL])
-        row_scale = floats((1, count, rows))
-        nisa.tensor_copy(dst=row_scale, src=over_rows(scale, rows))
-        factor = tensor_tensor(weights, facts[:, DRAFT_TOTAL], nl.multiply)
-        nisa.tensor_tensor(dst=factor, data1=factor, data2=reciprocal(facts[:, TARGET_TOTAL]), op=nl.multiply)
-        lane_values = {
-            "scale": on_lanes(row_scale),
-            "factor": on_lanes(factor),
-            "target_bias": on_lanes(negative_product(facts[:, TARGET_PEAK], row_scale)),
-        }
-        if cut:
-            lane_values["target_threshold"] = on_lanes(facts[:, TARGET_THRESHOLD])
-        if draft_kind == "logits":
-            lane_values["draft_bias"] = on_lanes(negative_product(facts[:, DRAFT_PEAK], row_scale))
-            if cut:
-                lane_values["draft_threshold"] = on_lanes(facts[:, DRAFT_THRESHOLD])
-        sums = excess_masses(first, count, target_logits, draft_law, draft_kind, lane_values, cut, vocab_size)
-        by_row = floats((num_rows, 1))
-        nisa.tensor_reduce(dst=by_row, op=nl.add, data=transpose(sums), axis=1)
-        excess = tensor_tensor(transpose(by_row).reshape((1, count, rows)), share, nl.multiply)
+        excess = tensor_tensor(transpose(sums).reshape((1, count, rows)), share, nl.multiply)
 
     uniform = floats((1, count, rows))
     nisa.memset(dst=uniform, value=0.0)
     if rows > 1:
-        nisa.dma_copy(dst=uniform[:, :, 1:rows], src=uniforms.expand_dim(0)[:, first : first + count, 0 : rows - 1])
+        tests = chains.uniforms.expand_dim(0)[:, first : first + count, 0 : rows - 1]
+        nisa.dma_copy(dst=uniform[:, :, 1:rows], src=tests)
     left = tensor_tensor(excess, weights, nl.subtract)
     nisa.tensor_scalar(dst=left, data=left, op0=nl.add, operand0=1.0)
     nisa.tensor_tensor(dst=left, data1=left, data2=uniform, op=nl.multiply)
@@ -119,39 +106,50 @@ def prefix_weights(ratio):
     return weights
 
 
-def excess_masses(first, count, target_logits, draft_law, draft_kind, lane_values, cut, vocab_size):
-    """[128, n]: sums over the lanes' ids of max(weight * target - draft, 0) * draft total, of every row.
+def excess_masses(chains, laws, facts):
+    """[n, 128]: sums over the lanes' ids of max(weight * target - draft, 0) * draft total, of every row.
 
     The second pass over the rows, from HBM. Of each sequence the first row's (its weight is 1) and the last row's are
     not needed: 0.
 
     Args:
-        lane_values: tiles [128, n], on every lane: scale (1 / T), target and draft bias and threshold, and factor,
-            weight * draft total / target total.
+        facts: [1, ROW_FACTS, B, T].
     """
-    _, rows, _ = target_logits.shape
-    scales, factor, target_bias = lane_values["scale"], lane_values["factor"], lane_values["target_bias"]
+    first, count, rows = chains.first, chains.count, chains.rows
+    draft_kind, shard = laws.draft_kind, laws.shard
+    row_scale = floats((1, count, rows))
+    nisa.tensor_copy(dst=row_scale, src=over_rows(chains.scale, rows))
+    scales = on_lanes(row_scale)
+    # Of the target's exponentials: weight * draft total / target total.
+    factor = tensor_tensor(prefix_weights(facts[:, RATIO]), facts[:, DRAFT_TOTAL], nl.multiply)
+    nisa.tensor_tensor(dst=factor, data1=factor, data2=reciprocal(facts[:, TARGET_TOTAL]), op=nl.multiply)
+    factor = on_lanes(factor)
+    target_bias = on_lanes(negative_product(facts[:, TARGET_PEAK], row_scale))
+    draft_bias = on_lanes(negative_product(facts[:, DRAFT_PEAK], row_scale)) if draft_kind == "logits" else None
+    if laws.cut:
+        target_threshold = on_lanes(facts[:, TARGET_THRESHOLD])
+        draft_threshold = on_lanes(facts[:, DRAFT_THRESHOLD]) if draft_kind == "logits" else None
     sums = floats((NUM_GROUPS, count * rows))
     nisa.memset(dst=sums, value=0.0)
     for sequence in range(count):
-        for span in row_tiles(rows - 2, draft_law, vocab_size):
+        for span in row_tiles(rows - 2, laws.draft_law, laws.vocab_size):
             start, stop = span
             length = stop - start
-            target_tile = load_rows(target_logits, (first + sequence) * rows + 1 + start, length, vocab_size, FILL)
+            target_row = (first + sequence) * rows + 1 + start
+            target_tile = load_rows(laws.target_logits, target_row, length, laws.vocab_size, FILL, shard)
             fill = FILL if draft_kind == "logits" else 0.0
-            draft_tile = load_rows(draft_law, (first + sequence) * (rows - 1) + 1 + start, length, vocab_size, fill)
+            draft_row = (first + sequence) * (rows - 1) + 1 + start
+            draft_tile = load_rows(laws.draft_law, draft_row, length, laws.vocab_size, fill, shard)
             for row in range(length):
                 column = slice(sequence * rows + 1 + start + row, sequence * rows + 2 + start + row)
-                if cut:
-                    drop_below(target_tile[:, row], lane_values["target_threshold"][:, column])
+                if laws.cut:
+                    drop_below(target_tile[:, row], target_threshold[:, column])
                 target_mass = exponentials(target_tile[:, row], target_bias[:, column], scales[:, column])
                 draft_mass = draft_tile[:, row]
                 if draft_kind == "logits":
-                    if cut:
-                        drop_below(draft_tile[:, row], lane_values["draft_threshold"][:, column])
-                    draft_mass = exponentials(
-                        draft_tile[:, row], lane_values["draft_bias"][:, column], scales[:, column]
-                    )
+                    if laws.cut:
+                        drop_below(draft_tile[:, row], draft_threshold[:, column])
+                    draft_mass = exponentials(draft_tile[:, row], draft_bias[:, column], scales[:, column])
                 nisa.scalar_tensor_tensor(
                     dst=target_mass,
                     data=target_mass,
@@ -169,7 +167,7 @@ def excess_masses(first, count, target_logits, draft_law, draft_kind, lane_value
                     reduce_res=sums[:, column],
                     reduce_cmd=nisa.reduce_cmd.reset_reduce,
                 )
-    return sums
+    return transpose(sums)
 
 
 def exponentials(logits, bias, scale):

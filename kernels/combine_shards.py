@@ -4,10 +4,11 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import allocate_outputs, select, sequence_chunks, store_acceptance
+from .chain import allocate_outputs, select, sequence_chunks
+from .decision import store_chains
 from .draw import inverse_cdf, load_uniforms
 from .last_row import choose_law
-from .row_facts import BEST
+from .row_facts import BEST, load_chains
 from .shards import (
     DRAWS,
     FINITE_ID,
@@ -16,19 +17,21 @@ from .shards import (
     RESIDUAL_SUM,
     TARGET_ID,
     TARGET_SUM,
-    decide,
+    decide_together,
 )
 from .statistics import first_of_largest
 from .vocabulary import LOWEST_PEAK, NUM_GROUPS, floats, tensor_scalar, tensor_tensor, transpose
 
 
 @nki.jit
-def combine_shards(statistics, cuts, draws, draft_tokens, uniforms, draft_lens, temperature, draft_kind, vocab_size):
+def combine_shards(
+    statistics, cuts, excess, draws, draft_tokens, uniforms, draft_lens, temperature, draft_kind, rule, vocab_size
+):
     """Chooses the group with the first uniform; its rank has drawn the id already.
 
     Args:
         statistics: [n, B, T, 5 * 128 / n + 2] fp32; draws: [n, B, DRAWS, 128 / n] fp32, of all ranks.
-        cuts: [laws, B, T, SHARD_CUTS] fp32 of `shard_cuts`; None where nothing is cut.
+        cuts, excess, rule: as `shard_draws`.
         draft_tokens: [B, K] int32; None where K is 0.
         uniforms: [B, T + 1] fp32.
         draft_lens, temperature: [B] int32, fp32.
@@ -43,24 +46,12 @@ def combine_shards(statistics, cuts, draws, draft_tokens, uniforms, draft_lens, 
     outputs = allocate_outputs(batch, rows)
     for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
         first, count, repeated = chunk
-        tokens, row_number, accepted, good, active, _, _, decided = decide(
-            statistics,
-            cuts,
-            draft_tokens,
-            uniforms,
-            draft_lens,
-            temperature,
-            first,
-            count,
-            rows,
-            draft_kind,
-            vocab_size,
-        )
-        last, has_law, sampled, residual, invalid = decided
+        chains = load_chains(draft_tokens, uniforms, draft_lens, temperature, None, first, count, rows, vocab_size)
+        decision = decide_together(statistics, cuts, excess, chains, rule, draft_kind)
         found = floats((count, DRAWS, NUM_GROUPS))
         for shard in range(num_shards):
             nisa.dma_copy(dst=found[:, :, shard * lanes : (shard + 1) * lanes], src=draws[shard, first : first + count])
-        use_residual, use_target = choose_law(found[:, RESIDUAL_SUM], residual)
+        use_residual, use_target = choose_law(found[:, RESIDUAL_SUM], decision.residual)
         groups = mixed(found[:, RESIDUAL_SUM], use_residual, found[:, TARGET_SUM], use_target)
         ids = mixed(found[:, RESIDUAL_ID], use_residual, found[:, TARGET_ID], use_target)
         group = inverse_cdf(groups, load_uniforms(uniforms, first, count)[:, 0:1])
@@ -77,12 +68,9 @@ def combine_shards(statistics, cuts, draws, draft_tokens, uniforms, draft_lens, 
         finite = first_of_largest(found[:, FINITE_MAXIMUM], found[:, FINITE_ID], peak)
         some = tensor_scalar(peak, nl.greater, LOWEST_PEAK)
         nisa.tensor_tensor(dst=finite, data1=finite, data2=some, op=nl.multiply)
-        best = select(has_law, last[:, BEST], transpose(finite))
-        by_law = tensor_tensor(has_law, sampled, nl.multiply)
-        emitted = select(by_law, transpose(drawn), best)
-        store_acceptance(
-            outputs, first, repeated, tokens, row_number, accepted, emitted, active, good, invalid, row_number
-        )
+        best = select(decision.has_law, decision.last[:, BEST], transpose(finite))
+        by_law = tensor_tensor(decision.has_law, decision.sampled, nl.multiply)
+        store_chains(outputs, repeated, chains, decision, select(by_law, transpose(drawn), best))
     return outputs
 
 

@@ -29,48 +29,32 @@ from .vocabulary import (
 LANE_VALUES = 6  # what the lanes need of each sequence for its last token
 
 
-def last_masses(
-    first,
-    count,
-    accepted,
-    last,
-    has_law,
-    residual,
-    scale,
-    target_logits,
-    draft_law,
-    draft_kind,
-    cut,
-    vocab_size,
-    partition_ids,
-    shard=(),
-):
+def last_masses(chains, laws, decision):
     """Masses of the row after the accepted drafts: target less draft, and the target's own, of all ids.
+
+    Masses of sequences whose row has no law are made up, but finite, since sequences meet in one product.
 
     Returns:
         residual_masses, target_masses [128, B, size], and their sums over the lanes [128, 2, B].
-
-    Args:
-        accepted, scale: [1, B].
-        last: [1, ROW_FACTS, B], the facts of row `accepted`.
-        has_law: [1, B] flags; the others' masses are made up, but finite, since sequences meet in one product.
-        residual: [1, B] flags of the sequences whose law is target less draft.
     """
-    batch, rows, _ = target_logits.shape
+    first, count, rows = chains.first, chains.count, chains.rows
+    accepted, last, has_law, residual = decision.accepted, decision.last, decision.has_law, decision.residual
+    target_logits, draft_law, draft_kind = laws.target_logits, laws.draft_law, laws.draft_kind
+    batch = target_logits.shape[0]
     drafts = rows - 1
-    size = group_size(vocab_size)
+    size = group_size(laws.vocab_size)
 
     # What the lanes need of each sequence; without a residual nothing of the draft's, which may be NaN.
     lane_values = floats((1, LANE_VALUES, count))
-    bias = tensor_tensor(last[:, TARGET_PEAK], scale, nl.multiply)
-    nisa.tensor_copy(dst=lane_values[:, 0], src=select(has_law, scale, 0.0))
+    bias = tensor_tensor(last[:, TARGET_PEAK], chains.scale, nl.multiply)
+    nisa.tensor_copy(dst=lane_values[:, 0], src=select(has_law, chains.scale, 0.0))
     nisa.tensor_copy(dst=lane_values[:, 1], src=select(has_law, bias, 0.0))
     if draft_kind == "one_hot":
         # The draft's id, -1 where nothing is to be left out.
         nisa.tensor_copy(dst=lane_values[:, 2], src=select(residual, last[:, TOKEN], -1.0))
         nisa.memset(dst=lane_values[:, 3], value=0.0)
     else:
-        bias = tensor_tensor(last[:, DRAFT_PEAK], scale, nl.multiply)
+        bias = tensor_tensor(last[:, DRAFT_PEAK], chains.scale, nl.multiply)
         ratio = floats((1, count))
         nisa.reciprocal(dst=ratio, data=last[:, DRAFT_TOTAL])
         nisa.tensor_tensor(dst=ratio, data1=ratio, data2=last[:, TARGET_TOTAL], op=nl.multiply)
@@ -90,7 +74,7 @@ def last_masses(
     else:
         ids = floats((NUM_GROUPS, size))
         nisa.iota(dst=ids, pattern=[[1, size]], offset=0, channel_multiplier=0)
-        nisa.tensor_scalar(dst=ids, data=ids, op0=nl.add, operand0=partition_ids)
+        nisa.tensor_scalar(dst=ids, data=ids, op0=nl.add, operand0=laws.partition_ids)
 
     target_masses = floats((NUM_GROUPS, count, size))
     residual_masses = floats((NUM_GROUPS, count, size))
@@ -104,8 +88,8 @@ def last_masses(
 
         logits = nl.ndarray((NUM_GROUPS, size), dtype=target_logits.dtype, buffer=nl.sbuf)
         nisa.memset(dst=logits, value=FILL)
-        load_row_at(logits, target_logits, target_row[:, column], vocab_size, shard)
-        if cut:
+        load_row_at(logits, target_logits, target_row[:, column], laws.vocab_size, laws.shard)
+        if laws.cut:
             drop_below(logits, target_threshold)
         target_mass = target_masses[:, sequence]
         nisa.activation(
@@ -127,9 +111,9 @@ def last_masses(
         else:
             law = nl.ndarray((NUM_GROUPS, size), dtype=draft_law.dtype, buffer=nl.sbuf)
             nisa.memset(dst=law, value=FILL if draft_kind == "logits" else 0.0)
-            load_row_at(law, draft_law, draft_row[:, column], vocab_size, shard)
+            load_row_at(law, draft_law, draft_row[:, column], laws.vocab_size, laws.shard)
             if draft_kind == "logits":
-                if cut:
+                if laws.cut:
                     drop_below(law, draft_threshold)
                 nisa.activation(dst=mass, op=nl.exp, data=law, bias=draft_value, scale=lane_scale)
                 law = mass

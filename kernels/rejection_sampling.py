@@ -8,38 +8,14 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .block_rule import block_prefix
-from .chain import (
-    allocate_outputs,
-    at_row,
-    leading_count,
-    load_tokens,
-    over_rows,
-    proposed,
-    row_numbers,
-    select,
-    sequence_chunks,
-    store_acceptance,
-)
+from .block_rule import excess_masses
+from .chain import allocate_outputs, select, sequence_chunks
+from .decision import decide, store_chains
 from .draw import draw, load_uniforms
 from .last_row import choose_law, last_masses
-from .row_facts import (
-    BEST,
-    DRAFT_TOTAL,
-    accepted_rows,
-    last_row,
-    load_parameters,
-    row_facts,
-)
+from .row_facts import BEST, Laws, load_chains, row_facts
 from .statistics import replace_spoiled
-from .vocabulary import (
-    MASS_BYTES,
-    first_ids,
-    floats,
-    group_size,
-    tensor_tensor,
-    transpose,
-)
+from .vocabulary import MASS_BYTES, first_ids, floats, group_size, tensor_tensor, transpose
 
 
 @nki.jit
@@ -80,71 +56,36 @@ def rejection_sampling(
     """
     batch, rows, _ = target_logits.shape
     outputs = allocate_outputs(batch, rows)
+    laws = Laws(target_logits, draft_law, draft_kind, cut, vocab_size, first_ids(vocab_size), ())
     # Two fp32 masses an id: the target's and the residual's.
     for chunk in sequence_chunks(batch, rows, 8 * group_size(vocab_size), MASS_BYTES):
         first, count, repeated = chunk
-        partition_ids = first_ids(vocab_size)
-        row_number = row_numbers(count, rows)
-        tokens = load_tokens(draft_tokens, first, count, rows)
-        lens, good, active, greedy, scale, limits = load_parameters(
-            draft_lens, temperature, top_k, top_p, min_p, first, count, rows, cut, vocab_size
-        )
-        has_draft = proposed(tokens, lens, row_number, vocab_size)
-        facts = row_facts(
-            tokens,
-            has_draft,
-            first,
-            target_logits,
+        chains = load_chains(
+            draft_tokens,
             uniforms,
-            draft_law,
-            draft_kind,
-            vocab_size,
-            scale,
-            limits,
-            rule == "block",
-            partition_ids,
-        )
-
-        accept = accepted_rows(facts, greedy)
-        accepted = leading_count(accept, row_number)
-        if rule == "block":
-            passing, weights = block_prefix(
-                facts, row_number, first, target_logits, uniforms, draft_law, draft_kind, cut, scale, vocab_size
-            )
-            accepted = select(greedy, accepted, passing)
-        last, has_law, sampled, residual, invalid = last_row(facts, accepted, row_number, greedy, active)
-        if rule == "block" and draft_kind != "one_hot":
-            # The residual is of weight * target: as if the draft's total were larger by the weight.
-            weight = at_row(weights.expand_dim(1), tensor_tensor(row_number, over_rows(accepted, rows), nl.equal))
-            nisa.tensor_tensor(dst=last[:, DRAFT_TOTAL], data1=last[:, DRAFT_TOTAL], data2=weight[:, 0], op=nl.multiply)
-
-        residual_masses, target_masses, lanes = last_masses(
+            draft_lens,
+            temperature,
+            (top_k, top_p, min_p) if cut else None,
             first,
             count,
-            accepted,
-            last,
-            has_law,
-            residual,
-            scale,
-            target_logits,
-            draft_law,
-            draft_kind,
-            cut,
+            rows,
             vocab_size,
-            partition_ids,
         )
+        facts = row_facts(chains, laws, rule == "block")
+        excess = None
+        if rule == "block" and draft_kind != "one_hot":
+            excess = excess_masses(chains, laws, facts)
+        decision = decide(chains, facts, rule, draft_kind, excess)
+        last, residual = decision.last, decision.residual
+        residual_masses, target_masses, lanes = last_masses(chains, laws, decision)
         residual_groups, target_groups = transpose(lanes[:, 0]), transpose(lanes[:, 1])
         use_residual, use_target = choose_law(residual_groups, residual)
-        laws = [(residual_masses, residual_groups, use_residual), (target_masses, target_groups, use_target)]
-        drawn = transpose(draw(laws, load_uniforms(uniforms, first, count), vocab_size))
+        pair = [(residual_masses, residual_groups, use_residual), (target_masses, target_groups, use_target)]
+        drawn = transpose(draw(pair, load_uniforms(uniforms, first, count), vocab_size))
         best = floats((1, count))
         nisa.tensor_copy(dst=best, src=last[:, BEST])
-        replace_spoiled(
-            best, tensor_tensor(active, has_law, nl.subtract), accepted, first, target_logits, vocab_size, partition_ids
-        )
-        by_law = tensor_tensor(has_law, sampled, nl.multiply)
-        emitted = select(by_law, drawn, best)
-        store_acceptance(
-            outputs, first, repeated, tokens, row_number, accepted, emitted, active, good, invalid, row_number
-        )
+        spoiled = tensor_tensor(chains.active, decision.has_law, nl.subtract)
+        replace_spoiled(best, spoiled, decision.accepted, first, target_logits, vocab_size, laws.partition_ids)
+        by_law = tensor_tensor(decision.has_law, decision.sampled, nl.multiply)
+        store_chains(outputs, repeated, chains, decision, select(by_law, drawn, best))
     return outputs

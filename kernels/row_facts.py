@@ -1,9 +1,11 @@
 """Everything a chain's decisions need to know of its window rows, from one read of each."""
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import at_row, load_sequences, over_rows, select, to_columns, to_rows, usable
+from .chain import load_sequences, load_tokens, over_rows, proposed, row_numbers, select, to_columns, to_rows, usable
 from .row_laws import row_laws
 from .statistics import entry_at, kept_mass
 from .truncation import put_threshold, row_parameters
@@ -17,70 +19,96 @@ HAS_DRAFT, TOKEN, ROW_FACTS = 11, 12, 13
 SMALLEST = 2.0**-126  # instead of a draft mass of zero, which no draft was drawn with
 
 
-def row_facts(
-    tokens,
-    has_draft,
-    first,
-    target_logits,
-    uniforms,
-    draft_law,
-    draft_kind,
-    vocab_size,
-    scale,
-    limits,
-    ratios,
-    partition_ids,
-):
-    """[1, ROW_FACTS, B, T] fp32, reading every target and draft row once.
+@dataclass
+class Laws(nl.NKIObject):
+    """A batch's target and draft laws, in HBM: all columns, or those of a shard of the vocabulary."""
 
-    Args:
-        tokens, has_draft: [1, B, T], the draft after each row, and whether there is one with an id.
-        first: the chunk's first sequence.
-        scale: [1, B], 1 / T.
-        limits: [1, PARAMETERS, n] of `truncation.row_parameters`; None where nothing is cut.
-        ratios: whether RATIO is wanted.
-    """
-    _, count, rows = tokens.shape
-    columns = row_columns(tokens, has_draft, first, uniforms, scale)
-    target_entry, draft_entry = token_entries(columns, first, rows, target_logits, draft_law)
-    laws = [(target_logits, "logits")]
-    if draft_kind != "one_hot":
-        laws.append((draft_law, draft_kind))
-    laws = row_laws(laws, first, count, rows, scale, limits, vocab_size, partition_ids)
-    laws[0]["entry"] = target_entry
+    target_logits: object  # [B, T, V] fp32 or bf16
+    draft_law: object  # [B, K, V] fp32 or bf16; None for one-hot drafts
+    draft_kind: str  # "logits", "probs" or "one_hot"
+    cut: bool  # whether top-k, top-p or min-p may be on
+    vocab_size: int  # ids of all lanes
+    partition_ids: object  # [128, 1], each lane's first id
+    shard: tuple  # (first lane, columns, first id) that the arrays hold; () for all
+
+
+@dataclass
+class Chains(nl.NKIObject):
+    """A chunk of sequences with their drafts and parameters, fp32 on partition 0: [1, B], or [1, B, T] a window row."""
+
+    first: int  # sequence of the batch
+    count: int
+    rows: int
+    uniforms: object  # [all sequences, T + 1], in HBM
+    tokens: object  # [1, B, T], the draft after each row
+    has_draft: object  # [1, B, T], whether there is one with an id
+    row_number: object  # [1, B, T]
+    good: object  # values in their range
+    active: object  # and not an empty slot
+    greedy: object
+    scale: object  # 1 / T; 1 for greedy sequences
+    limits: object  # [1, PARAMETERS, B * T] of `truncation.row_parameters`; None where nothing is cut
+
+
+def load_chains(draft_tokens, uniforms, draft_lens, temperature, truncation, first, count, rows, vocab_size):
+    """`truncation`: (top_k, top_p, min_p) [all sequences], or None."""
+    row_number = row_numbers(count, rows)
+    tokens = load_tokens(draft_tokens, first, count, rows)
+    cut = truncation != None  # noqa: E711
+    top_k, top_p, min_p = truncation if cut else (None, None, None)
+    lens, good, active, greedy, scale, limits = load_parameters(
+        draft_lens, temperature, top_k, top_p, min_p, first, count, rows, cut, vocab_size
+    )
+    has_draft = proposed(tokens, lens, row_number, vocab_size)
+    return Chains(first, count, rows, uniforms, tokens, has_draft, row_number, good, active, greedy, scale, limits)
+
+
+def row_facts(chains, laws, ratios):
+    """[1, ROW_FACTS, B, T] fp32, reading every target and draft row once; `ratios` says whether RATIO is wanted."""
+    columns = row_columns(chains)
+    target_entry, draft_entry = token_entries(columns, chains, laws)
+    pairs = [(laws.target_logits, "logits")]
+    if laws.draft_kind != "one_hot":
+        pairs.append((laws.draft_law, laws.draft_kind))
+    found = row_laws(
+        pairs, chains.first, chains.count, chains.rows, chains.scale, chains.limits, laws.vocab_size, laws.partition_ids
+    )
+    found[0]["entry"] = target_entry
     draft = None
-    if draft_kind != "one_hot":
-        draft = laws[1]
+    if laws.draft_kind != "one_hot":
+        draft = found[1]
         draft["entry"] = draft_entry
-    return facts_of(tokens, has_draft, columns, laws[0], draft, draft_kind, ratios)
+    return facts_of(chains, columns, found[0], draft, laws.draft_kind, ratios)
 
 
-def row_columns(tokens, has_draft, first, uniforms, scale):
+def row_columns(chains):
     """[n, 4]: 1 / T, the uniform of the test, the token (0 without one) and the row of the draft law, of every row."""
-    _, count, rows = tokens.shape
+    first, count, rows = chains.first, chains.count, chains.rows
     drafts = rows - 1
     per_row = floats((1, 4, count, rows))
-    nisa.tensor_copy(dst=per_row[:, 0], src=over_rows(scale, rows))
+    nisa.tensor_copy(dst=per_row[:, 0], src=over_rows(chains.scale, rows))
     tests = floats((1, count, rows))
-    nisa.dma_copy(dst=tests, src=uniforms.expand_dim(0)[:, first : first + count, 0:rows])
+    nisa.dma_copy(dst=tests, src=chains.uniforms.expand_dim(0)[:, first : first + count, 0:rows])
     nisa.tensor_copy(dst=per_row[:, 1], src=tests)
-    nisa.tensor_tensor(dst=per_row[:, 2], data1=tokens, data2=has_draft, op=nl.multiply)
+    nisa.tensor_tensor(dst=per_row[:, 2], data1=chains.tokens, data2=chains.has_draft, op=nl.multiply)
     nisa.iota(dst=per_row[:, 3], pattern=[[drafts, count], [1, rows]], offset=first * drafts, channel_multiplier=0)
     nisa.memset(dst=per_row[:, 3, :, drafts:rows], value=0.0)
     return to_columns(per_row.reshape((1, 4, count * rows)))
 
 
-def token_entries(columns, first, rows, target_logits, draft_law, shard=()):
+def token_entries(columns, chains, laws):
     """The target's and the draft's entry at each row's token, [n, 1] each; None for one-hot drafts.
 
     Args:
         columns: of `row_columns`.
     """
-    grid_row = floats((columns.shape[0], 1))
-    nisa.iota(dst=grid_row, pattern=[[0, 1]], offset=first * rows, channel_multiplier=1)
+    grid_row = floats((chains.count * chains.rows, 1))
+    nisa.iota(dst=grid_row, pattern=[[0, 1]], offset=chains.first * chains.rows, channel_multiplier=1)
     token = columns[:, 2:3]
-    target = entry_in(target_logits, grid_row, token, shard)
-    return target, entry_in(draft_law, columns[:, 3:4], token, shard) if draft_law != None else None  # noqa: E711
+    draft = None
+    if laws.draft_kind != "one_hot":
+        draft = entry_in(laws.draft_law, columns[:, 3:4], token, laws.shard)
+    return entry_in(laws.target_logits, grid_row, token, laws.shard), draft
 
 
 def entry_in(law, law_row, token, shard):
@@ -96,16 +124,16 @@ def entry_in(law, law_row, token, shard):
     return select(inside, entry_at(law, law_row, local), 0.0)
 
 
-def facts_of(tokens, has_draft, columns, target, draft, draft_kind, ratios):
+def facts_of(chains, columns, target, draft, draft_kind, ratios):
     """[1, ROW_FACTS, B, T] fp32 from `row_columns` and each law of `row_laws`, with its "entry" at the token.
 
     One-hot drafts have none.
     """
-    _, count, rows = tokens.shape
+    count, rows = chains.count, chains.rows
     num_rows = count * rows
     facts = floats((1, ROW_FACTS, count, rows))
-    nisa.tensor_copy(dst=facts[:, HAS_DRAFT], src=has_draft)
-    nisa.tensor_copy(dst=facts[:, TOKEN], src=tokens)
+    nisa.tensor_copy(dst=facts[:, HAS_DRAFT], src=chains.has_draft)
+    nisa.tensor_copy(dst=facts[:, TOKEN], src=chains.tokens)
     row_scale = columns[:, 0:1]
     total = target["total"]
     mass = kept_mass(target["entry"], target["peak"], row_scale, target["threshold"])
@@ -154,41 +182,6 @@ def facts_of(tokens, has_draft, columns, target, draft, draft_kind, ratios):
     nisa.tensor_copy(dst=found[:, TARGET_TOTAL : TARGET_TOTAL + 1], src=total)
     nisa.tensor_copy(dst=facts.reshape((1, ROW_FACTS, num_rows))[:, 0:HAS_DRAFT], src=to_rows(found))
     return facts
-
-
-def accepted_rows(facts, greedy):
-    """Flags [1, B, T]: the draft after the row is accepted, seen by itself."""
-    _, _, _, rows = facts.shape
-    by_law = tensor_tensor(facts[:, TEST], facts[:, DRAFT_OK], nl.multiply)
-    # by_law + greedy * (match - by_law)
-    accept = tensor_tensor(facts[:, BEST], facts[:, TOKEN], nl.equal)
-    nisa.tensor_tensor(dst=accept, data1=accept, data2=by_law, op=nl.subtract)
-    nisa.tensor_tensor(dst=accept, data1=accept, data2=over_rows(greedy, rows), op=nl.multiply)
-    nisa.tensor_tensor(dst=accept, data1=accept, data2=by_law, op=nl.add)
-    nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, TARGET_OK], op=nl.multiply)
-    nisa.tensor_tensor(dst=accept, data1=accept, data2=facts[:, HAS_DRAFT], op=nl.multiply)
-    return accept
-
-
-def last_row(facts, accepted, row_number, greedy, active):
-    """What the row after the last accepted draft says.
-
-    Returns:
-        last [1, ROW_FACTS, B]: its facts. And [1, B] flags: has_law, of active sequences whose target row there has
-        one; sampled; residual, where the law to draw from is target less draft; invalid.
-    """
-    _, _, _, rows = facts.shape
-    last = at_row(facts, tensor_tensor(row_number, over_rows(accepted, rows), nl.equal))
-    sampled = tensor_scalar(greedy, nl.multiply, -1.0, nl.add, 1.0)
-    sampled_draft = tensor_tensor(last[:, HAS_DRAFT], sampled, nl.multiply)
-    nisa.tensor_tensor(dst=sampled_draft, data1=sampled_draft, data2=last[:, TARGET_OK], op=nl.multiply)
-    residual = tensor_tensor(sampled_draft, last[:, DRAFT_OK], nl.multiply)
-    # 1 - target_ok + sampled_draft * (1 - draft_ok)
-    invalid = tensor_tensor(sampled_draft, residual, nl.subtract)
-    nisa.tensor_tensor(dst=invalid, data1=invalid, data2=last[:, TARGET_OK], op=nl.subtract)
-    nisa.tensor_scalar(dst=invalid, data=invalid, op0=nl.add, operand0=1.0)
-    has_law = tensor_tensor(active, last[:, TARGET_OK], nl.multiply)
-    return last, has_law, sampled, residual, invalid
 
 
 def load_parameters(draft_lens, temperature, top_k, top_p, min_p, first, count, rows, cut, vocab_size):

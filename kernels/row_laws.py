@@ -104,9 +104,7 @@ def cut_laws(arrays, first, count, rows, row_scale, scales, limits, vocab_size, 
     """
     num_rows = count * rows
     num_columns = len(arrays) * num_rows
-    lanes = Lanes(
-        floats((NUM_GROUPS, num_columns)), floats((NUM_GROUPS, num_columns)), floats((NUM_GROUPS, num_rows))
-    )
+    lanes = Lanes(floats((NUM_GROUPS, num_columns)), floats((NUM_GROUPS, num_columns)), floats((NUM_GROUPS, num_rows)))
     values = floats((1, VALUES, num_columns))
     cuts = floats((1, CUTS, num_columns))
     for i in range(len(arrays)):

@@ -4,9 +4,9 @@ import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import load_tokens, proposed, row_numbers, sequence_chunks
-from .row_facts import load_parameters, row_columns, token_entries
-from .shards import ENTRIES, LANE_STATISTICS, shard_first_ids, shard_geometry
+from .chain import sequence_chunks
+from .row_facts import load_chains, row_columns, token_entries
+from .shards import ENTRIES, LANE_STATISTICS, shard_laws
 from .statistics import lane_statistics
 from .truncation import BEST8, candidate_tile
 from .vocabulary import NUM_GROUPS, SEGMENTS, floats, spread
@@ -43,9 +43,10 @@ def shard_statistics(
         statistics [B, T, 5 * 128 / n + 2] fp32, and if `cut` candidates [laws, B, T, 8, SEGMENTS * 128 / n], the 8
         largest entries of every segment, fp32 unless all laws are bf16; laws are the target and draft logits.
     """
-    batch, rows, width = target_logits.shape
-    own, vocabulary = shard_geometry(width, shard, num_shards, vocab_size)
+    batch, rows, _ = target_logits.shape
     lanes = NUM_GROUPS // num_shards
+    first_lane = shard * lanes
+    laws = shard_laws(target_logits, draft_law, draft_kind, None, shard, num_shards, vocab_size)
     statistics = nl.ndarray((batch, rows, LANE_STATISTICS * lanes + ENTRIES), dtype=nl.float32, buffer=nl.shared_hbm)
     candidates = None
     if cut:
@@ -55,30 +56,35 @@ def shard_statistics(
             if draft_law.dtype == nl.float32:
                 dtype = nl.float32
         candidates = nl.ndarray((num_laws, batch, rows, BEST8, SEGMENTS * lanes), dtype=dtype, buffer=nl.shared_hbm)
-    partition_ids = shard_first_ids(width, num_shards)
     for chunk in sequence_chunks(batch, rows, 1, nl.tile_size.pmax):
         first, count, repeated = chunk
-        row_number = row_numbers(count, rows)
-        tokens = load_tokens(draft_tokens, first, count, rows)
-        lens, _, _, _, scale, _ = load_parameters(
-            draft_lens, temperature, None, None, None, first, count, rows, False, vocab_size
-        )
-        has_draft = proposed(tokens, lens, row_number, vocab_size)
-        columns = row_columns(tokens, has_draft, first, uniforms, scale)
-        entries = token_entries(columns, first, rows, target_logits, draft_law, own)
-        laws = [(target_logits, "logits")]
+        chains = load_chains(draft_tokens, uniforms, draft_lens, temperature, None, first, count, rows, vocab_size)
+        columns = row_columns(chains)
+        entries = token_entries(columns, chains, laws)
+        pairs = [(target_logits, "logits")]
         if draft_kind != "one_hot":
-            laws.append((draft_law, draft_kind))
+            pairs.append((draft_law, draft_kind))
         scales = spread(columns[:, 0:1])
         parts, largest = [], []
-        for i in range(len(laws)):
-            array, kind = laws[i]
+        for i in range(len(pairs)):
+            array, kind = pairs[i]
             found = None
             if cut and kind == "logits":
                 found = nl.ndarray((NUM_GROUPS, SEGMENTS, count * rows * BEST8), dtype=candidates.dtype, buffer=nl.sbuf)
                 largest.append(found)
             maxima, totals, ids = lane_statistics(
-                array, first, count, array.shape[1], rows, kind, i == 0, scales, vocabulary, partition_ids, found, own
+                array,
+                first,
+                count,
+                array.shape[1],
+                rows,
+                kind,
+                i == 0,
+                scales,
+                laws.vocab_size,
+                laws.partition_ids,
+                found,
+                laws.shard,
             )
             parts.append(maxima)
             parts.append(totals)
@@ -87,8 +93,10 @@ def shard_statistics(
         result = floats((count * rows, LANE_STATISTICS * lanes + ENTRIES))
         nisa.memset(dst=result, value=0.0)
         for i in range(len(parts)):
-            nisa.tensor_copy(dst=result[:, i * lanes : (i + 1) * lanes], src=parts[i][:, own[0] : own[0] + lanes])
-        for i in range(len(laws)):
+            nisa.tensor_copy(
+                dst=result[:, i * lanes : (i + 1) * lanes], src=parts[i][:, first_lane : first_lane + lanes]
+            )
+        for i in range(len(pairs)):
             place = LANE_STATISTICS * lanes + i
             nisa.tensor_copy(dst=result[:, place : place + 1], src=entries[i])
         if repeated < count:
@@ -97,7 +105,10 @@ def shard_statistics(
             nisa.dma_copy(dst=flat[(first + repeated) * rows : (first + count) * rows], src=result[kept])
             for law in range(len(largest)):
                 store_candidates(
-                    candidates[law], (first + repeated) * rows, largest[law][:, :, repeated * rows * BEST8 :], own[0]
+                    candidates[law],
+                    (first + repeated) * rows,
+                    largest[law][:, :, repeated * rows * BEST8 :],
+                    first_lane,
                 )
     if cut:
         return statistics, candidates

@@ -7,8 +7,8 @@ that the decision is the unsharded kernel's, bit for bit, where a shard is G who
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import leading_count, load_tokens, proposed, row_numbers
-from .row_facts import accepted_rows, facts_of, last_row, load_parameters, row_columns
+from .decision import decide
+from .row_facts import Laws, facts_of, row_columns
 from .row_laws import combine_rows
 from .truncation import MASS, THRESHOLD
 from .vocabulary import NUM_GROUPS, floats, transpose
@@ -30,6 +30,14 @@ def shard_geometry(width, shard, num_shards, vocab_size):
     return (shard * lanes, max(0, min(width, vocab_size - first_id)), first_id), NUM_GROUPS * size
 
 
+def shard_laws(target_logits, draft_law, draft_kind, cuts, shard, num_shards, vocab_size):
+    """A rank's columns, on its lanes; `cuts` None where nothing is cut."""
+    width = target_logits.shape[2]
+    own, vocabulary = shard_geometry(width, shard, num_shards, vocab_size)
+    partition_ids = shard_first_ids(width, num_shards)
+    return Laws(target_logits, draft_law, draft_kind, cuts != None, vocabulary, partition_ids, own)  # noqa: E711
+
+
 def shard_first_ids(width, num_shards):
     """[128, 1] fp32: the first id of every lane of every rank."""
     lanes = NUM_GROUPS // num_shards
@@ -40,7 +48,7 @@ def shard_first_ids(width, num_shards):
 
 
 def gathered_laws(statistics, row_scale, first, count, rows, draft_kind):
-    """Each law as `row_laws` has it, and its entry at the token, from all ranks' statistics; None for one-hot drafts."""
+    """Each law as `row_laws` has it, with its entry at the token, from all ranks' statistics; None for one-hot."""
     num_shards = statistics.shape[0]
     lanes = NUM_GROUPS // num_shards
     num_rows = count * rows
@@ -66,24 +74,24 @@ def gathered_laws(statistics, row_scale, first, count, rows, draft_kind):
     return target, draft
 
 
-def decide(
-    statistics, cuts, draft_tokens, uniforms, draft_lens, temperature, first, count, rows, draft_kind, vocab_size
-):
-    """The chain's decision from all ranks' statistics [n, B, T, 5 G + 2]: the same on every rank.
+def decide_together(statistics, cuts, excess, chains, rule, draft_kind):
+    """The decision of a chunk from all ranks' statistics [n, B, T, 5 G + 2]: the same on every rank.
 
     Args:
         cuts: [laws, B, T, SHARD_CUTS] of the target, and of a draft with logits; None where nothing is cut.
-
-    Returns:
-        tokens, row_number [1, B, T]; accepted, good, active, greedy, scale [1, B]; and `last_row`'s results.
+        excess: [n, B, T, G] of `shard_excess`, under the block rule; None for one-hot drafts.
     """
-    row_number = row_numbers(count, rows)
-    tokens = load_tokens(draft_tokens, first, count, rows)
-    lens, good, active, greedy, scale, _ = load_parameters(
-        draft_lens, temperature, None, None, None, first, count, rows, False, vocab_size
-    )
-    has_draft = proposed(tokens, lens, row_number, vocab_size)
-    columns = row_columns(tokens, has_draft, first, uniforms, scale)
+    facts = shard_facts(statistics, cuts, chains, rule == "block", draft_kind)
+    whole = None
+    if rule == "block" and draft_kind != "one_hot":
+        whole = gathered_lanes(excess, chains)
+    return decide(chains, facts, rule, draft_kind, whole)
+
+
+def shard_facts(statistics, cuts, chains, ratios, draft_kind):
+    """`row_facts` of the whole vocabulary, from what all ranks gave."""
+    first, count, rows = chains.first, chains.count, chains.rows
+    columns = row_columns(chains)
     target, draft = gathered_laws(statistics, columns[:, 0:1], first, count, rows, draft_kind)
     if cuts != None:  # noqa: E711
         laws = [target, draft]
@@ -92,7 +100,16 @@ def decide(
             nisa.dma_copy(dst=own, src=cuts[i, first : first + count].reshape((count * rows, SHARD_CUTS)))
             laws[i]["threshold"] = own[:, THRESHOLD : THRESHOLD + 1]
             laws[i]["total"] = own[:, MASS : MASS + 1]
-    facts = facts_of(tokens, has_draft, columns, target, draft, draft_kind, False)
-    accepted = leading_count(accepted_rows(facts, greedy), row_number)
-    last = last_row(facts, accepted, row_number, greedy, active)
-    return tokens, row_number, accepted, good, active, greedy, scale, last
+    return facts_of(chains, columns, target, draft, draft_kind, ratios)
+
+
+def gathered_lanes(values, chains):
+    """[n, 128] of a chunk's rows, of [shards, B, T, G] `values` from all ranks."""
+    num_shards, _, rows, lanes = values.shape
+    whole = floats((chains.count * rows, NUM_GROUPS))
+    for shard in range(num_shards):
+        nisa.dma_copy(
+            dst=whole[:, shard * lanes : (shard + 1) * lanes],
+            src=values[shard, chains.first : chains.first + chains.count].reshape((chains.count * rows, lanes)),
+        )
+    return whole

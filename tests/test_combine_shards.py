@@ -13,8 +13,8 @@ from draft_verify.reference.sampling import sampling_law
 from tests.acceptance_cases import Tally, assert_chain_agrees, chain_case, cut_undecided, rounding
 
 
-def over_ranks(case, num_shards, backend, lnc=1):
-    """The three steps on every rank; what columns past the vocabulary hold is NaN."""
+def over_ranks(case, num_shards, backend, lnc=1, rule="token"):
+    """The steps on every rank; what columns past the vocabulary hold is NaN."""
     vocab_size = case["vocab_size"]
     width = -(-vocab_size // num_shards)
     shared = {name: case[name] for name in ("draft_lens", "temperature")}
@@ -54,6 +54,15 @@ def over_ranks(case, num_shards, backend, lnc=1):
                 ),
             )
         )
+    if rule == "block":
+        if kind != "one_hot" and tokens.shape[1] > 0:
+            (excess,) = of_all(
+                lambda shard, part, law: (
+                    draft_verify.shard_excess(statistics, tokens, part, uniforms, shard=shard, **law, **shared),
+                )
+            )
+            shared["excess"] = excess
+        shared["rule"] = rule
     (draws,) = of_all(
         lambda shard, part, law: (
             draft_verify.shard_draws(statistics, tokens, part, uniforms, shard=shard, **law, **shared),
@@ -115,28 +124,44 @@ def assert_same(actual, expected):
 KINDS = [("logits", ml_dtypes.bfloat16), ("probs", np.float32), ("one_hot", np.float32)]
 
 
-@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS), num_shards=st.sampled_from([1, 2, 4]))
-def test_ranks_of_whole_groups_give_the_unsharded_tokens(seed, kind, num_shards):
+RULES = st.sampled_from(["token", "block"])
+
+
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS), num_shards=st.sampled_from([1, 2, 4]), rule=RULES)
+def test_ranks_of_whole_groups_give_the_unsharded_tokens(seed, kind, num_shards, rule):
     draft, dtype = kind
-    case = chain_case(np.random.default_rng(seed), 3, 2, 640, dtype, draft)
-    expected = draft_verify.rejection_sampling(**case, backend="emulator")
-    assert_same(over_ranks(case, num_shards, "emulator"), expected)
+    case = chain_case(np.random.default_rng(seed), 3, 3, 640, dtype, draft)
+    expected = draft_verify.rejection_sampling(**case, rule=rule, backend="emulator")
+    assert_same(over_ranks(case, num_shards, "emulator", rule=rule), expected)
 
 
-@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS), num_shards=st.sampled_from([1, 2, 4]))
-def test_ranks_of_whole_groups_cut_rows_as_one_core_does(seed, kind, num_shards):
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(KINDS), num_shards=st.sampled_from([1, 2, 4]), rule=RULES)
+def test_ranks_of_whole_groups_cut_rows_as_one_core_does(seed, kind, num_shards, rule):
     draft, dtype = kind
-    case = chain_case(np.random.default_rng(seed), 3, 2, 640, dtype, draft, cut=True)
-    expected = draft_verify.rejection_sampling(**case, backend="emulator")
-    assert_same(over_ranks(case, num_shards, "emulator"), expected)
+    case = chain_case(np.random.default_rng(seed), 3, 3, 640, dtype, draft, cut=True)
+    expected = draft_verify.rejection_sampling(**case, rule=rule, backend="emulator")
+    assert_same(over_ranks(case, num_shards, "emulator", rule=rule), expected)
 
 
-@given(seed=st.integers(0, 2**32 - 1), draft=st.sampled_from(["logits", "probs", "one_hot"]))
-def test_the_reference_over_ranks_cuts_rows_as_the_reference(seed, draft):
-    case = chain_case(np.random.default_rng(seed), 2, 2, 256, np.float32, draft, cut=True)
-    expected = draft_verify.rejection_sampling(**case, backend="reference")
+@given(seed=st.integers(0, 2**32 - 1), draft=st.sampled_from(["logits", "probs", "one_hot"]), rule=RULES)
+def test_the_reference_over_ranks_cuts_rows_as_the_reference(seed, draft, rule):
+    case = chain_case(np.random.default_rng(seed), 2, 3, 256, np.float32, draft, cut=True)
+    expected = draft_verify.rejection_sampling(**case, rule=rule, backend="reference")
     for num_shards in (1, 2, 4):
-        assert_same(over_ranks(case, num_shards, "reference"), expected)
+        assert_same(over_ranks(case, num_shards, "reference", rule=rule), expected)
+
+
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+def test_blocks_over_ranks_pass_where_the_token_rule_rejects(backend):
+    longer = 0
+    for seed in range(3):
+        case = chain_case(np.random.default_rng(seed), 12, 4, 256, np.float32, "probs", 2.0, temperatures=(1.0,))
+        case["draft_lens"][:] = 4
+        expected = draft_verify.rejection_sampling(**case, rule="block", backend=backend)
+        blocks = over_ranks(case, 2, backend, rule="block")
+        assert_same(blocks, expected)
+        longer += (blocks.num_accepted > over_ranks(case, 2, backend).num_accepted).sum()
+    assert longer > 0
 
 
 # More ids a lane than the 64 that are candidates of a lane; no width of a rank is a multiple of 8.
@@ -180,9 +205,10 @@ def test_rows_cut_below_their_candidates_are_cut_exactly_over_any_number_of_rank
 @pytest.mark.parametrize("draft", ["logits", "probs", "one_hot"])
 def test_any_number_of_ranks_of_whole_groups_gives_the_same_tokens_of_rows_cut_deep(draft):
     case = deep_case(3, np.float32, draft)
-    wide = {"target_logits": np.random.default_rng(4).standard_normal((5, 2, DEEP_VOCABULARY + 4)).astype(np.float32)}
+    rng = np.random.default_rng(4)
+    wide = {"target_logits": rng.standard_normal((5, 2, DEEP_VOCABULARY + 4)).astype(np.float32)}
     if draft == "logits":
-        wide["draft_logits"] = wide["target_logits"][:, :1] + np.float32(0.5)
+        wide["draft_logits"] = wide["target_logits"][:, :1] + rng.random((5, 1, DEEP_VOCABULARY + 4), np.float32)
     elif draft == "probs":
         wide["draft_probs"] = np.full((5, 1, DEEP_VOCABULARY + 4), 1 / DEEP_VOCABULARY, np.float32)
     case |= {**wide, "vocab_size": DEEP_VOCABULARY + 4}
@@ -233,17 +259,18 @@ def test_cuts_over_ranks_are_exact_thresholds(backend):
 
 
 def test_each_rank_may_have_two_cores():
-    for cut in (False, True):
-        case = chain_case(np.random.default_rng(0), 3, 2, 640, np.float32, "probs", cut=cut)
-        assert_same(over_ranks(case, 2, "emulator", lnc=2), draft_verify.rejection_sampling(**case, backend="emulator"))
+    for cut, rule in ((False, "token"), (True, "token"), (False, "block")):
+        case = chain_case(np.random.default_rng(0), 3, 3, 640, np.float32, "probs", cut=cut)
+        expected = draft_verify.rejection_sampling(**case, rule=rule, backend="emulator")
+        assert_same(over_ranks(case, 2, "emulator", lnc=2, rule=rule), expected)
 
 
-@given(seed=st.integers(0, 2**32 - 1), draft=st.sampled_from(["logits", "probs", "one_hot"]))
-def test_the_reference_over_ranks_is_the_reference(seed, draft):
-    case = chain_case(np.random.default_rng(seed), 2, 2, 256, np.float32, draft)
-    expected = draft_verify.rejection_sampling(**case, backend="reference")
-    assert_same(over_ranks(case, 1 + seed % 2, "reference"), expected)
-    assert_same(over_ranks(case, 4, "reference"), expected)
+@given(seed=st.integers(0, 2**32 - 1), draft=st.sampled_from(["logits", "probs", "one_hot"]), rule=RULES)
+def test_the_reference_over_ranks_is_the_reference(seed, draft, rule):
+    case = chain_case(np.random.default_rng(seed), 2, 3, 256, np.float32, draft)
+    expected = draft_verify.rejection_sampling(**case, rule=rule, backend="reference")
+    assert_same(over_ranks(case, 1 + seed % 2, "reference", rule=rule), expected)
+    assert_same(over_ranks(case, 4, "reference", rule=rule), expected)
 
 
 @pytest.mark.parametrize("truncated", [False, True])

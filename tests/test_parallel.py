@@ -121,12 +121,13 @@ def acceptance_over_vocabulary_shards(rank, **options):
             arguments["top_k"] = rng.choice(np.array([0, 3, 40, vocab_size - 200], np.int32), batch)
             arguments["top_p"] = rng.choice(np.array([1, 0.99, 0.5], np.float32), batch)
             arguments["min_p"] = rng.choice(np.array([0, 0.01], np.float32), batch)
-        expected = draft_verify.rejection_sampling(**arguments)
+        rule = "block" if case % 2 else "token"
+        expected = draft_verify.rejection_sampling(**arguments, rule=rule)
         sharded = {
             name: torch.from_numpy(np.ascontiguousarray(value[..., columns] if value.ndim == 3 else value))
             for name, value in arguments.items()
         }
-        result = vocabulary_parallel_sampling(**sharded, vocab_size=vocab_size, **options)
+        result = vocabulary_parallel_sampling(**sharded, rule=rule, vocab_size=vocab_size, **options)
         for ours, theirs in zip(result, expected, strict=True):
             np.testing.assert_array_equal(ours.numpy(), theirs)
         results += [field.numpy() for field in result]
@@ -188,6 +189,8 @@ def masks_and_draft_vocabularies_over_vocabulary_shards(rank):
 CHECKS = [
     masks_and_draft_vocabularies_over_vocabulary_shards,
     acceptance_over_vocabulary_shards,
+    acceptance_over_vocabulary_shards_cut_by_every_limit,
+    acceptance_over_vocabulary_shards_cut_below_their_candidates,
     kernels_over_vocabulary_shards,
     chain,
     tree_sinks_and_window,

@@ -137,6 +137,12 @@ SAMPLES = {
             {"shard": 0, "num_shards": 2, "vocab_size": 2 * V, "by_mass": True},
         )
     ],
+    "shard_excess": [
+        (
+            (np.ones((2, B, T, 322), np.float32), DRAFTS, LOGITS, uniforms(T + 1)),
+            {"shard": 1, "vocab_size": 2 * V, "draft_logits": values(B, T - 1, V, seed=2)},
+        )
+    ],
     "shard_draws": [
         (
             (np.ones((2, B, T, 322), np.float32), DRAFTS, LOGITS, uniforms(T + 1)),
@@ -147,7 +153,11 @@ SAMPLES = {
         (
             (np.ones((2, B, T, 322), np.float32), np.ones((2, B, 6, 64), np.float32), DRAFTS, uniforms(T + 1)),
             {"vocab_size": 2 * V, "draft_lens": ints(-1, 2)},
-        )
+        ),
+        (
+            (np.ones((2, B, T, 322), np.float32), np.ones((2, B, 6, 64), np.float32), DRAFTS, uniforms(T + 1)),
+            {"vocab_size": 2 * V, "draft": "probs", "rule": "block", "excess": np.ones((2, B, T, 64), np.float32)},
+        ),
     ],
     "mask_logits": [((LOGITS, ALLOWED), {"vocab_size": V - 1})],
     "token_logprobs": [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from draft_verify.checks.acceptance import MAX_VOCAB, every_rule, sampling, uniforms
+from draft_verify.checks.acceptance import CHAIN_RULES, MAX_VOCAB, every_rule, sampling, uniforms
 from draft_verify.checks.general import FLOATS, array, expect, in_range, whole_number
 
 DRAFT_KINDS = ("one_hot", "logits", "probs")
@@ -75,6 +75,19 @@ def cuts(cuts_: Any, batch: int, rows: int, draft: str) -> None:
     """What `shard_cuts` gives; None where nothing is truncated."""
     if cuts_ is not None:
         array("cuts", cuts_, (2 if draft == "logits" else 1, batch, rows, 5), ("float32",))
+
+
+def shard_excess(draft_logits: Any, draft_probs: Any) -> None:
+    expect(draft_logits is not None or draft_probs is not None, "draft_probs", "no draft law", "draft_logits or this")
+
+
+def excess(excess_: Any, rule: str, num_shards: int, batch: int, rows: int, draft: str) -> Any:
+    """What `shard_excess` gives, where the rule needs it; returns None where it does not."""
+    expect(rule in CHAIN_RULES, "rule", repr(rule), " or ".join(map(repr, CHAIN_RULES)))
+    if rule == "token" or draft == "one_hot" or rows == 1:
+        return None
+    array("excess", excess_, (num_shards, batch, rows, 128 // num_shards), ("float32",))
+    return excess_
 
 
 def shard_weights(

@@ -161,6 +161,27 @@ MUTANTS = [
         (f"{TRUNCATION}::test_only_rows_cut_below_their_candidates_are_searched_whole",),
     ),
     Mutant(
+        "flags of the last 128 columns alone are counted (kernel)",
+        "kernels/truncation.py",
+        "moving=groups.members,\n                accumulate=start > 0",
+        "moving=groups.members,\n                accumulate=False",
+        (f"{TRUNCATION}::test_every_cut_of_every_law_is_the_references",),
+    ),
+    Mutant(
+        "the block rule takes every rank's residual mass from the first (kernel)",
+        "kernels/shards.py",
+        "src=values[shard, chains.first",
+        "src=values[0, chains.first",
+        (f"{SHARDS}::test_blocks_over_ranks_pass_where_the_token_rule_rejects",),
+    ),
+    Mutant(
+        "the residual of a block over ranks leaves its weight out (kernel)",
+        "kernels/decision.py",
+        "nisa.tensor_tensor(dst=total, data1=total, data2=weight, op=nl.multiply)",
+        "nisa.tensor_tensor(dst=total, data1=total, data2=total, op=nl.maximum)",
+        (BLOCK,),
+    ),
+    Mutant(
         "a threshold that equals entries which are no candidates counts as found (kernel)",
         "kernels/truncation.py",
         "data1=certain, data2=uncovered, op=nl.less_equal)",
@@ -296,15 +317,15 @@ MUTANTS = [
     Mutant(
         "ranks count entries where they should weigh them (kernel)",
         "kernels/shard_weights.py",
-        "masses[:, 0] if by_mass else None",
-        "None",
+        "tile, masses, on_lanes[:, column], above)",
+        "tile, None, on_lanes[:, column], above)",
         (f"{SHARDS}::test_cuts_over_ranks_are_exact_thresholds",),
     ),
     Mutant(
         "ranks draw the last token from the law uncut (kernel)",
         "kernels/shard_draws.py",
-        "            cuts != None,  # noqa: E711\n",
-        "            False,\n",
+        "draft_kind, cuts, shard",
+        "draft_kind, None, shard",
         (f"{SHARDS}::test_ranks_of_whole_groups_cut_rows_as_one_core_does",),
     ),
     Mutant(
