@@ -3,7 +3,7 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import select, to_int, to_rows
+from .chain import over_rows, select, to_int, to_rows
 from .row_laws import row_laws
 from .truncation import drop_below, put_threshold
 from .vocabulary import (
@@ -32,10 +32,13 @@ def node_columns(first, count, target_logits, draft_law, draft_kind, vocab_size,
     """[n, NODE_FACTS] fp32 of the n = B * T rows, reading every target and draft row once."""
     _, rows, _ = target_logits.shape
     num_rows = count * rows
+    row_scales = floats((1, count, rows))
+    nisa.tensor_copy(dst=row_scales, src=over_rows(scale, rows))
+    row_scale = transpose(row_scales.reshape((1, num_rows)))
     laws = [(target_logits, "logits")]
     if draft_kind != "one_hot":
         laws.append((draft_law, draft_kind))
-    laws = row_laws(laws, first, count, rows, scale, limits, vocab_size, partition_ids)
+    laws = row_laws(laws, first, count, rows, row_scale, limits, vocab_size, partition_ids)
 
     found = floats((num_rows, NODE_FACTS))
     nisa.memset(dst=found, value=1.0)

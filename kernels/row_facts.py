@@ -66,14 +66,20 @@ def load_chains(draft_tokens, uniforms, draft_lens, temperature, truncation, fir
 def row_facts(chains, laws, ratios):
     """[1, ROW_FACTS, B, T] fp32, reading every target and draft row once; `ratios` says whether RATIO is wanted."""
     columns = row_columns(chains)
-    target_entry, draft_entry = token_entries(columns, chains, laws)
     pairs = [(laws.target_logits, "logits")]
     if laws.draft_kind != "one_hot":
         pairs.append((laws.draft_law, laws.draft_kind))
     found = row_laws(
-        pairs, chains.first, chains.count, chains.rows, chains.scale, chains.limits, laws.vocab_size, laws.partition_ids
+        pairs,
+        chains.first,
+        chains.count,
+        chains.rows,
+        columns[:, 0:1],
+        chains.limits,
+        laws.vocab_size,
+        laws.partition_ids,
     )
-    found[0]["entry"] = target_entry
+    found[0]["entry"], draft_entry = token_entries(columns, chains, laws)
     draft = None
     if laws.draft_kind != "one_hot":
         draft = found[1]

@@ -7,7 +7,7 @@ once and find room. So a row that is cut below its candidates is searched where 
 import nki.isa as nisa
 import nki.language as nl
 
-from .chain import at_row, over_rows, to_int, to_rows
+from .chain import at_row, to_int, to_rows
 from .statistics import (
     Lanes,
     combine_lanes,
@@ -55,30 +55,25 @@ PART_BYTES = 155648  # of a partition: 64 bf16 rows of 152k ids, with room for t
 DEEP_ROWS = 2  # searched at once: one alone leaves the engines waiting for each other
 
 
-def row_laws(laws, first, count, rows, scale, limits, vocab_size, partition_ids):
+def row_laws(laws, first, count, rows, row_scale, limits, vocab_size, partition_ids):
     """Reads every row once.
 
     Args:
         laws: (array [B, law rows, V], kind) of the target and, if it has one, the draft; kind "logits" or "probs".
-        scale: [1, B], 1 / T.
+        row_scale: [n, 1], 1 / T.
         limits: [1, PARAMETERS, n] of `truncation.row_parameters`; None where nothing is cut.
 
     Returns:
         for each law a dictionary of peak, total, best (of the target) and threshold (None where nothing is cut), all
         [n, 1] of the chunk's n = count * rows window rows.
     """
-    num_rows = count * rows
-    row_scales = floats((1, count, rows))
-    nisa.tensor_copy(dst=row_scales, src=over_rows(scale, rows))
-    by_row_scale = row_scales.reshape((1, num_rows))
-    row_scale = transpose(by_row_scale)
     scales = spread(row_scale)
     results = []
     if limits != None:  # noqa: E711
         arrays = [laws[0][0]]
         if len(laws) == 2 and laws[1][1] == "logits":
             arrays.append(laws[1][0])
-        results = cut_laws(arrays, first, count, rows, by_row_scale, scales, limits, vocab_size, partition_ids)
+        results = cut_laws(arrays, first, count, rows, row_scale, scales, limits, vocab_size, partition_ids)
     for i in range(len(results), len(laws)):
         array, kind = laws[i]
         lanes = lane_statistics(
@@ -100,17 +95,18 @@ def cut_laws(arrays, first, count, rows, row_scale, scales, limits, vocab_size, 
     """`row_laws` of logits that may be cut: all laws' rows are the columns of one sequence, N = laws * n.
 
     Args:
-        arrays: [B, law rows, V] each; row_scale: [1, n]; scales: [128, n].
+        arrays: [B, law rows, V] each; row_scale: [n, 1]; scales: the same on all lanes, [128, n].
     """
     num_rows = count * rows
     num_columns = len(arrays) * num_rows
     lanes = Lanes(floats((NUM_GROUPS, num_columns)), floats((NUM_GROUPS, num_columns)), floats((NUM_GROUPS, num_rows)))
+    by_row_scale = transpose(row_scale)
     values = floats((1, VALUES, num_columns))
     cuts = floats((1, CUTS, num_columns))
     for i in range(len(arrays)):
         own = slice(i * num_rows, (i + 1) * num_rows)
         nisa.tensor_copy(dst=values[:, 0:PARAMETERS, own], src=limits)
-        nisa.tensor_copy(dst=values[:, SCALE, own], src=row_scale)
+        nisa.tensor_copy(dst=values[:, SCALE, own], src=by_row_scale)
     for tiles in row_parts(arrays, count, rows, vocab_size):
         cut_part(tiles, arrays, first, rows, num_rows, lanes, values, cuts, scales, vocab_size, partition_ids)
 
