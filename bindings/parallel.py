@@ -7,7 +7,7 @@ reach the same decision without a second round. gloo on CPUs; on the device XLA'
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -21,10 +21,13 @@ from draft_verify.combine_shards import (
     shard_statistics,
     shard_weights,
 )
+from draft_verify.mask_logits import mask_logits
 from draft_verify.merge_attention import merge_attention
 from draft_verify.parameters import draft_law
 from draft_verify.project_draft_law import over_target_ids
 from draft_verify.reference.acceptance import Acceptance
+from draft_verify.reference.sample_tokens import SampledTokens
+from draft_verify.reference.token_logprobs import Logprobs
 from draft_verify.verify_attention import verify_attention
 
 
@@ -139,9 +142,6 @@ def vocabulary_parallel_sampling(
     Returns:
         Acceptance, the same on every rank.
     """
-    shared = {"draft_lens": draft_lens, "temperature": temperature, "backend": backend, "lnc": lnc}
-    where = {"backend": backend, "lnc": lnc}
-    limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
     if draft_tokens.shape[1] == 0:
         draft_logits = draft_probs = target_to_draft = None
     target_logits, draft_logits, draft_probs = over_target_ids(
@@ -153,53 +153,215 @@ def vocabulary_parallel_sampling(
         allowed_mask,
         target_logits.shape[2],
         temperature=temperature,
-        **limits,
-        **where,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        backend=backend,
+        lnc=lnc,
     )
-    shard = {
-        "shard": dist.get_rank(group),
-        "vocab_size": vocab_size,
-        "draft_logits": draft_logits,
-        "draft_probs": draft_probs,
-        **shared,
-    }
-    ranks = dist.get_world_size(group)
-    _, draft = draft_law(draft_logits, draft_probs)
-    if all(limit is None for limit in limits.values()):
-        cuts = None
-        statistics = shard_statistics(draft_tokens, target_logits, uniforms, num_shards=ranks, **shard)
-        statistics = gather(statistics, group)
-    else:
-        own = shard_statistics(draft_tokens, target_logits, uniforms, num_shards=ranks, truncated=True, **shard)
-        statistics, candidates = (gather(part, group) for part in own)
-        cuts = shard_cuts(
-            statistics, candidates, vocab_size=vocab_size, draft=draft, temperature=temperature, **limits, **where
-        )
-
-        def weigh(trials: torch.Tensor, by_mass: bool) -> torch.Tensor:
-            weights = shard_weights(
-                cuts,
-                trials,
-                target_logits,
-                shard=shard["shard"],
-                num_shards=ranks,
-                vocab_size=vocab_size,
-                by_mass=by_mass,
-                draft_logits=draft_logits,
-                temperature=temperature,
-                **where,
-            )
-            return gather(weights, group).flatten(0, 1).sum(0)  # of the 128 groups, in one order for every n
-
-        num_bits = 16 if candidates.dtype == torch.bfloat16 else 32
-        cuts = cut_deep_rows(cuts, weigh, num_bits, vocab_size, temperature=temperature, **limits)
-    shared["cuts"] = shard["cuts"] = cuts
+    shared = {"vocab_size": vocab_size, "draft_lens": draft_lens, "temperature": temperature}
+    shared |= {"backend": backend, "lnc": lnc}
+    laws = {"draft_logits": draft_logits, "draft_probs": draft_probs}
+    _, draft = draft_law(**laws)
+    window = (draft_tokens, target_logits, uniforms)
+    limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    statistics, shared["cuts"] = _gathered_statistics(*window, group, limits, **laws, **shared)
+    rank = {"shard": dist.get_rank(group)}
     if rule == "block" and draft != "one_hot":
-        excess = gather(shard_excess(statistics, draft_tokens, target_logits, uniforms, **shard), group)
-        shared["excess"] = shard["excess"] = excess
-    shared["rule"] = shard["rule"] = rule
-    draws = gather(shard_draws(statistics, draft_tokens, target_logits, uniforms, **shard), group)
-    return combine_shards(statistics, draws, draft_tokens, uniforms, vocab_size=vocab_size, draft=draft, **shared)
+        excess = shard_excess(statistics, *window, **rank, **laws, **shared)
+        shared["excess"] = gather(excess, group)
+    shared["rule"] = rule
+    draws = gather(shard_draws(statistics, *window, **rank, **laws, **shared), group)
+    return combine_shards(statistics, draws, draft_tokens, uniforms, draft=draft, **shared)
+
+
+def _gathered_statistics(
+    draft_tokens: torch.Tensor,
+    target_logits: torch.Tensor,
+    uniforms: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    limits: dict[str, torch.Tensor | None],
+    *,
+    draft_logits: torch.Tensor | None = None,
+    draft_probs: torch.Tensor | None = None,
+    vocab_size: int,
+    temperature: torch.Tensor | None,
+    **shared: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """All ranks' `shard_statistics`, and the cuts of every row, exact, or None without limits."""
+    ranks = dist.get_world_size(group)
+    rank = {"shard": dist.get_rank(group), "num_shards": ranks, "vocab_size": vocab_size, "temperature": temperature}
+    laws = {"draft_logits": draft_logits, "draft_probs": draft_probs}
+    where = {name: shared[name] for name in ("backend", "lnc")}
+    cut = any(limit is not None for limit in limits.values())
+    own = shard_statistics(draft_tokens, target_logits, uniforms, truncated=cut, **rank, **laws, **shared)
+    if not cut:
+        return gather(own, group), None
+    statistics, candidates = (gather(part, group) for part in own)
+    _, draft = draft_law(**laws)
+    limits = {"temperature": temperature, **limits}
+    cuts = shard_cuts(statistics, candidates, vocab_size=vocab_size, draft=draft, **limits, **where)
+
+    def weigh(trials: torch.Tensor, by_mass: bool) -> torch.Tensor:
+        weights = shard_weights(
+            cuts, trials, target_logits, by_mass=by_mass, draft_logits=draft_logits, **rank, **where
+        )
+        return gather(weights, group).flatten(0, 1).sum(0)  # of the 128 groups, in one order for every n
+
+    num_bits = 16 if candidates.dtype == torch.bfloat16 else 32
+    return statistics, cut_deep_rows(cuts, weigh, num_bits, vocab_size, **limits)
+
+
+def vocabulary_parallel_tokens(
+    logits: torch.Tensor,
+    uniforms: torch.Tensor,
+    temperature: torch.Tensor | None = None,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+    min_p: torch.Tensor | None = None,
+    *,
+    vocab_size: int,
+    group: dist.ProcessGroup | None = None,
+    allowed_mask: torch.Tensor | None = None,
+    return_law: bool = False,
+    backend: str = "auto",
+    lnc: int | None = None,
+) -> SampledTokens:
+    """sample_tokens where each of n ranks holds V / n columns of the logits: a window without drafts.
+
+    Args:
+        logits: [B, V / n], this rank's columns.
+        uniforms: [B, 2] fp32, the same on every rank.
+        allowed_mask: [B, ceil(V / n / 32)] int32 bits of this rank's columns; default all.
+        return_law: whether this rank's columns of the processed law are wanted.
+        vocab_size, group: as in `vocabulary_parallel_sampling`.
+        temperature, top_k, top_p, min_p, backend, lnc: as in `sample_tokens`.
+
+    Returns:
+        SampledTokens, the same on every rank but for law, [B, V / n].
+    """
+    where = {"backend": backend, "lnc": lnc}
+    rows = logits[:, None]
+    if allowed_mask is not None:
+        rows = mask_logits(rows, allowed_mask[:, None], **where)
+    window = (torch.zeros((len(logits), 0), dtype=torch.int32, device=logits.device), rows, uniforms)
+    shared = {"vocab_size": vocab_size, "temperature": temperature, **where}
+    limits = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    statistics, shared["cuts"] = _gathered_statistics(*window, group, limits, **shared)
+    draws = gather(shard_draws(statistics, *window, shard=dist.get_rank(group), **shared), group)
+    acceptance = combine_shards(statistics, draws, window[0], uniforms, **shared)
+
+    law = _RowLaws.of(statistics, shared["cuts"], temperature)
+    token = acceptance.tokens
+    sampled = law.has_law & ~law.greedy
+    entry = _entries_at(rows, token, torch.zeros_like(token), group)
+    probs = torch.where(sampled, law.log_probability(entry).exp(), 1.0) * (token >= 0)
+    own_law = None
+    if return_law:
+        width = logits.shape[1]
+        ids = dist.get_rank(group) * width + torch.arange(width, device=logits.device)
+        one_hot = (ids == token).to(torch.float32)
+        own_law = torch.where(sampled, law.log_probability(rows[:, 0].float()).exp(), one_hot) * (token >= 0)
+        own_law = torch.where(ids < vocab_size, own_law, 0.0)
+    return SampledTokens(token[:, 0].contiguous(), probs[:, 0], acceptance.invalid, own_law)
+
+
+def vocabulary_parallel_logprobs(
+    target_logits: torch.Tensor,
+    tokens: torch.Tensor,
+    path: torch.Tensor,
+    *,
+    vocab_size: int,
+    group: dist.ProcessGroup | None = None,
+    temperature: torch.Tensor | None = None,
+    top_k: torch.Tensor | None = None,
+    top_p: torch.Tensor | None = None,
+    min_p: torch.Tensor | None = None,
+    allowed_mask: torch.Tensor | None = None,
+    backend: str = "auto",
+    lnc: int | None = None,
+) -> Logprobs:
+    """token_logprobs where each of n ranks holds V / n columns: rows' statistics are gathered, and the tokens' entries.
+
+    Args:
+        target_logits: [B, T, V / n], this rank's columns.
+        tokens, path: [B, T] int32 global ids and rows, the same on every rank.
+        allowed_mask: [B, T, ceil(V / n / 32)] int32 bits of this rank's columns; default all.
+        vocab_size, group: as in `vocabulary_parallel_sampling`.
+        temperature, top_k, top_p, min_p, backend, lnc: as in `token_logprobs`.
+
+    Returns:
+        Logprobs, the same on every rank.
+    """
+    where = {"backend": backend, "lnc": lnc}
+    processed_logits = target_logits
+    if allowed_mask is not None:
+        processed_logits = mask_logits(target_logits, allowed_mask, **where)
+    batch, rows = tokens.shape
+    drafts = tokens.new_full((batch, rows - 1), -1)
+    uniforms = torch.full((batch, rows + 1), 0.5, device=tokens.device)  # which statistics do not depend on
+    results = []
+    for logits, heat, limits in (
+        (processed_logits, temperature, {"top_k": top_k, "top_p": top_p, "min_p": min_p}),
+        (target_logits, None, {"top_k": None, "top_p": None, "min_p": None}),
+    ):
+        shared = {"vocab_size": vocab_size, "temperature": heat, **where}
+        statistics, cuts = _gathered_statistics(drafts, logits, uniforms, group, limits, **shared)
+        law = _RowLaws.of(statistics, cuts, heat).at(path)
+        value = law.log_probability(_entries_at(logits, tokens, path, group))
+        value = torch.where(law.greedy & law.has_law, 0.0, value)
+        results.append(torch.where(tokens >= 0, value, 0.0))
+    return Logprobs(*results)
+
+
+class _RowLaws(NamedTuple):
+    """exp((x - peak) / T) / total for x not below the threshold, [B, T] each."""
+
+    peak: torch.Tensor
+    total: torch.Tensor
+    threshold: torch.Tensor
+    heat: torch.Tensor
+    greedy: torch.Tensor
+    has_law: torch.Tensor
+
+    @classmethod
+    def of(cls, statistics: torch.Tensor, cuts: torch.Tensor | None, temperature: torch.Tensor | None) -> _RowLaws:
+        """From `_gathered_statistics`."""
+        ranks, batch, rows, _ = statistics.shape
+        groups = statistics[..., :-2].reshape(ranks, batch, rows, 5, -1)
+        maxima, totals = (groups[..., kind, :].movedim(0, 2).flatten(2) for kind in (0, 1))
+        given = torch.as_tensor(1.0 if temperature is None else temperature, device=statistics.device)
+        greedy = (given.float().reshape(-1, 1) == 0).expand(batch, rows)
+        heat = torch.where(greedy, 1.0, given.float().reshape(-1, 1).expand(batch, rows))
+        peak = maxima.amax(-1)
+        total = (totals * ((maxima - peak[..., None]) / heat[..., None]).exp()).sum(-1)
+        has_law = torch.isfinite(total) & (total > 0)
+        threshold = torch.full_like(peak, -torch.inf)
+        if cuts is not None:
+            threshold, total = cuts[0, ..., 0], cuts[0, ..., 1]
+        return cls(peak, total, threshold, heat, greedy, has_law)
+
+    def at(self, path: torch.Tensor) -> _RowLaws:
+        """Of the rows that path [B, T] names."""
+        return _RowLaws(*(part.gather(1, path.clamp(min=0).long()) for part in self))
+
+    def log_probability(self, entry: torch.Tensor) -> torch.Tensor:
+        """Of entries [B, n] in rows [B, n] or [B, 1]; NaN where a row has no law."""
+        value = (entry - self.peak) / self.heat - self.total.log()
+        value = torch.where(entry >= self.threshold, value, -torch.inf)
+        return torch.where(self.has_law, value, torch.nan)
+
+
+def _entries_at(
+    logits: torch.Tensor, tokens: torch.Tensor, path: torch.Tensor, group: dist.ProcessGroup | None
+) -> torch.Tensor:
+    """[B, n] fp32: the logits at tokens [B, n] of rows path [B, n], from the ranks that hold them."""
+    width = logits.shape[2]
+    local = tokens - dist.get_rank(group) * width
+    inside = (tokens >= 0) & (local >= 0) & (local < width)
+    index = path.clamp(min=0).long() * width + local.clamp(0, width - 1)
+    entry = logits.flatten(1).gather(1, index).float()
+    return gather(torch.where(inside, entry, 0.0), group).sum(0)
 
 
 DIGIT = 4  # bits of a threshold that one round of trials tells

@@ -186,7 +186,62 @@ def masks_and_draft_vocabularies_over_vocabulary_shards(rank):
     return results
 
 
+def tokens_and_logprobs_over_vocabulary_shards(rank):
+    """Both as one core has them; of the law, each rank its columns."""
+    from draft_verify.parallel import vocabulary_parallel_logprobs, vocabulary_parallel_tokens
+
+    rng = np.random.default_rng(13)
+    vocab_size, rows, batch = 256, 4, 5
+    width = vocab_size // RANKS
+    columns = slice(rank * width, (rank + 1) * width)
+    results = []
+    for case, backend in enumerate(("reference", "reference", "reference", "emulator")):
+        logits = 2 * rng.standard_normal((batch, rows, vocab_size)).astype(np.float32)
+        mask = rng.integers(-(2**31), 2**31, (batch, rows, vocab_size // 32)).astype(np.int32)
+        logits[0, 1, 200] = np.nan
+        options = {"temperature": np.array([0.7, 0, 1.3, 1, 0.4], np.float32)} if case else {}
+        if case > 1:
+            options["top_k"] = np.array([5, 3, 0, 40, 256], np.int32)
+            options["top_p"] = np.array([0.5, 0.9, 0.8, 1, 0.95], np.float32)
+        masked = case % 2 == 1
+
+        def own(array):
+            return torch.from_numpy(np.ascontiguousarray(array))
+
+        shared = {name: own(value) for name, value in options.items()}
+        shared |= {"vocab_size": vocab_size, "backend": backend}
+        mask_columns = slice(rank * width // 32, (rank + 1) * width // 32)
+        of_all = {"allowed_mask": mask} if masked else {}
+        of_rank = {"allowed_mask": own(mask[..., mask_columns])} if masked else {}
+
+        tokens = rng.integers(0, vocab_size, (batch, rows)).astype(np.int32)
+        tokens[:, :2] = logits.argmax(-1)[:, :2]
+        tokens[2, 3:] = -1
+        path = np.where(tokens >= 0, np.minimum(np.arange(rows), 2), -1).astype(np.int32)
+        expected = draft_verify.token_logprobs(logits, tokens, path, **options, **of_all, backend="reference")
+        actual = vocabulary_parallel_logprobs(own(logits[..., columns]), own(tokens), own(path), **shared, **of_rank)
+        for ours, theirs in zip(actual, expected, strict=True):
+            np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-5, atol=1e-5)
+            results.append(ours.numpy())
+
+        uniforms = rng.uniform(0.001, 0.999, (batch, 2)).astype(np.float32)
+        of_all, of_rank = ({name: value[:, 1] for name, value in masks.items()} for masks in (of_all, of_rank))
+        expected = draft_verify.sample_tokens(
+            logits[:, 1], uniforms, **options, **of_all, return_law=True, backend="reference"
+        )
+        actual = vocabulary_parallel_tokens(
+            own(logits[:, 1, columns]), own(uniforms), **shared, **of_rank, return_law=True
+        )
+        np.testing.assert_array_equal(actual.tokens.numpy(), expected.tokens)
+        np.testing.assert_array_equal(actual.invalid.numpy(), expected.invalid)
+        np.testing.assert_allclose(actual.probs.numpy(), expected.probs, rtol=1e-5)
+        np.testing.assert_allclose(actual.law.numpy(), expected.law[:, columns], rtol=1e-5, atol=1e-12)
+        results += [actual.tokens.numpy(), actual.probs.numpy()]
+    return results
+
+
 CHECKS = [
+    tokens_and_logprobs_over_vocabulary_shards,
     masks_and_draft_vocabularies_over_vocabulary_shards,
     acceptance_over_vocabulary_shards,
     acceptance_over_vocabulary_shards_cut_by_every_limit,

@@ -102,6 +102,20 @@ MUTANTS = [
         ("tests/test_parallel.py",),
     ),
     Mutant(
+        "log-probabilities over ranks look for every token at the first",
+        "bindings/parallel.py",
+        "torch.where(inside, entry, 0.0), group).sum(0)",
+        "torch.where(inside, entry, 0.0), group)[0]",
+        ("tests/test_parallel.py",),
+    ),
+    Mutant(
+        "the block rule over ranks is the token rule",
+        "bindings/parallel.py",
+        'shared["rule"] = rule',
+        'shared["rule"] = "token"',
+        ("tests/test_parallel.py",),
+    ),
+    Mutant(
         "every rank says it is the first shard of the vocabulary",
         "bindings/parallel.py",
         '"shard": dist.get_rank(group),',
