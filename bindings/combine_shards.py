@@ -221,7 +221,8 @@ def shard_excess(
     rows between the first and the last.
 
     Args:
-        The same as `shard_draws`; one of draft_logits and draft_probs.
+        statistics, draft_tokens, target_logits, uniforms, shard, vocab_size, draft_logits, draft_probs, draft_lens,
+            temperature, cuts: the same as are given to `shard_draws`; draft_logits or draft_probs must be.
         backend, lnc: see the package.
 
     Returns:
