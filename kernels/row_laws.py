@@ -4,6 +4,8 @@ Rows that may be cut stay on the chip until their thresholds are known, in parts
 once and find room. So a row that is cut below its candidates is searched where it lies.
 """
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
@@ -91,24 +93,48 @@ def combine_rows(lanes, row_scale):
     return {"peak": peak, "total": total, "best": best, "threshold": None}
 
 
-def cut_laws(arrays, first, count, rows, row_scale, scales, limits, vocab_size, partition_ids):
-    """`row_laws` of logits that may be cut: all laws' rows are the columns of one sequence, N = laws * n.
+@dataclass
+class CutLaws(nl.NKIObject):
+    """Logits whose rows may be cut, and what is found of them: all laws' rows as N = laws * n columns."""
 
-    Args:
-        arrays: [B, law rows, V] each; row_scale: [n, 1]; scales: the same on all lanes, [128, n].
-    """
+    arrays: object  # [B, law rows, V] each
+    first: int  # the chunk's sequences
+    count: int
+    rows: int
+    scales: object  # [128, n], 1 / T on all lanes
+    vocab_size: int
+    partition_ids: object
+    lanes: object  # of N columns; ids of the target's
+    values: object  # [1, VALUES, N]
+    cuts: object  # [1, CUTS, N]
+
+
+@dataclass
+class RowTile(nl.NKIObject):
+    """Rows start..stop of a sequence's in a law: columns low..high, which go on where a law has no last row."""
+
+    law: int
+    sequence: int
+    start: int
+    stop: int
+    low: int
+    high: int
+
+
+def cut_laws(arrays, first, count, rows, row_scale, scales, limits, vocab_size, partition_ids):
+    """`row_laws` of logits `arrays` [B, law rows, V] that may be cut; scales: row_scale on all lanes, [128, n]."""
     num_rows = count * rows
     num_columns = len(arrays) * num_rows
     lanes = Lanes(floats((NUM_GROUPS, num_columns)), floats((NUM_GROUPS, num_columns)), floats((NUM_GROUPS, num_rows)))
+    values, cuts = floats((1, VALUES, num_columns)), floats((1, CUTS, num_columns))
     by_row_scale = transpose(row_scale)
-    values = floats((1, VALUES, num_columns))
-    cuts = floats((1, CUTS, num_columns))
     for i in range(len(arrays)):
         own = slice(i * num_rows, (i + 1) * num_rows)
         nisa.tensor_copy(dst=values[:, 0:PARAMETERS, own], src=limits)
         nisa.tensor_copy(dst=values[:, SCALE, own], src=by_row_scale)
-    for tiles in row_parts(arrays, count, rows, vocab_size):
-        cut_part(tiles, arrays, first, rows, num_rows, lanes, values, cuts, scales, vocab_size, partition_ids)
+    laws = CutLaws(arrays, first, count, rows, scales, vocab_size, partition_ids, lanes, values, cuts)
+    for tiles in row_parts(laws):
+        cut_part(laws, tiles)
 
     results = []
     for i in range(len(arrays)):
@@ -120,80 +146,76 @@ def cut_laws(arrays, first, count, rows, row_scale, scales, limits, vocab_size, 
     return results
 
 
-def row_parts(arrays, count, rows, vocab_size):
-    """Tiles (law, sequence, start, stop, low, high), in parts that are searched at once.
-
-    A tile is rows start.. of a sequence's, and columns low.. of the laws' sequence; the columns go on past the rows
-    where a law has fewer rows than the window. All rows of a part have one dtype.
-    """
+def row_parts(laws):
+    """Lists of row tiles, each held and searched at once: rows of one dtype."""
     parts, tiles = [], []
-    for law in range(len(arrays)):
-        array = arrays[law]
+    for law in range(len(laws.arrays)):
+        array = laws.arrays[law]
         law_rows = array.shape[1]
-        row_bytes = searched_width(vocab_size) * (4 if array.dtype == nl.float32 else 2)
+        row_bytes = searched_width(laws.vocab_size) * (4 if array.dtype == nl.float32 else 2)
         most = min(SEARCHED_ROWS, PART_BYTES // row_bytes)
-        for sequence in range(count):
-            for span in row_tiles(law_rows, array, vocab_size):
+        for sequence in range(laws.count):
+            base = (law * laws.count + sequence) * laws.rows
+            for span in row_tiles(law_rows, array, laws.vocab_size, most - (laws.rows - law_rows)):
                 start, stop = span
-                base = (law * count + sequence) * rows
-                high = base + (rows if stop == law_rows else stop)
+                high = base + (laws.rows if stop == law_rows else stop)
                 if len(tiles) > 0:
-                    fits = high - tiles[0][4] <= most and arrays[tiles[0][0]].dtype == array.dtype
+                    fits = high - tiles[0].low <= most and laws.arrays[tiles[0].law].dtype == array.dtype
                     if not fits:
                         parts.append(tiles)
                         tiles = []
-                tiles.append((law, sequence, start, stop, base + start, high))
+                tiles.append(RowTile(law, sequence, start, stop, base + start, high))
     parts.append(tiles)
     return parts
 
 
-def cut_part(tiles, arrays, first, rows, num_rows, lanes, values, cuts, scales, vocab_size, partition_ids):
+def cut_part(laws, tiles):
     """Reads the rows of one of `row_parts` and fills in their columns of lanes, values and cuts."""
-    low, high = tiles[0][4], tiles[len(tiles) - 1][5]
+    low, high = tiles[0].low, tiles[len(tiles) - 1].high
     own = slice(low, high)
-    dtype = arrays[tiles[0][0]].dtype
-    width = searched_width(vocab_size)
-    held = allocate_rows(high - low, width, dtype, vocab_size, FILL)
+    dtype = laws.arrays[tiles[0].law].dtype
+    width = searched_width(laws.vocab_size)
+    held = allocate_rows(high - low, width, dtype, laws.vocab_size, FILL)
     # Where a lane has no more entries than candidates, no row is searched whole.
-    deep_rows = DEEP_ROWS if group_size(vocab_size) > SEGMENTS * BEST8 else 0
-    spent = nl.ndarray((NUM_GROUPS, DEEP_ROWS, width), dtype=dtype, buffer=nl.sbuf) if deep_rows > 0 else None
+    may_be_deep = group_size(laws.vocab_size) > SEGMENTS * BEST8
+    spent = nl.ndarray((NUM_GROUPS, DEEP_ROWS, width), dtype=dtype, buffer=nl.sbuf) if may_be_deep else None
     candidates = nl.ndarray((NUM_GROUPS, SEGMENTS, (high - low) * BEST8), dtype=dtype, buffer=nl.sbuf)
     for tile in tiles:
-        law, sequence, start, stop, first_column, last_column = tile
-        length = stop - start
-        rows_held = held[:, first_column - low : first_column - low + length]
-        fill_rows(rows_held, arrays[law], (first + sequence) * arrays[law].shape[1] + start, vocab_size)
-        place = (first_column - low) * BEST8
-        row = first_column - law * num_rows
-        tile_statistics(
-            rows_held,
-            lanes,
-            first_column,
-            law == 0,
-            scales[:, row : row + length],
-            partition_ids,
-            candidates[:, :, place : place + length * BEST8],
-            rows_held if spent == None else spent[:, 0:1],  # noqa: E711
+        array = laws.arrays[tile.law]
+        first, last = tile.low - low, tile.low - low + tile.stop - tile.start
+        fill_rows(
+            held[:, first:last], array, (laws.first + tile.sequence) * array.shape[1] + tile.start, laws.vocab_size
         )
-        if first_column + length < last_column:
+        row = tile.low - tile.law * laws.count * laws.rows
+        tile_statistics(
+            held[:, first:last],
+            laws.lanes,
+            tile.low,
+            tile.law == 0,
+            laws.scales[:, row : row + last - first],
+            laws.partition_ids,
+            candidates[:, :, first * BEST8 : last * BEST8],
+            spent[:, 0:1] if may_be_deep else held[:, first:last],
+        )
+        if low + last < tile.high:
             # The last row of a window has no draft law.
-            absent = slice(first_column + length, last_column)
-            nisa.memset(dst=lanes.maxima[:, absent], value=0.0)
-            nisa.memset(dst=lanes.totals[:, absent], value=1.0)
-            nisa.memset(dst=candidates[:, :, place + length * BEST8 : (last_column - low) * BEST8], value=FILL)
-            nisa.memset(dst=held[:, absent.start - low : absent.stop - low], value=FILL)
+            nisa.memset(dst=laws.lanes.maxima[:, low + last : tile.high], value=0.0)
+            nisa.memset(dst=laws.lanes.totals[:, low + last : tile.high], value=1.0)
+            nisa.memset(dst=candidates[:, :, last * BEST8 : (tile.high - low) * BEST8], value=FILL)
+            nisa.memset(dst=held[:, last : tile.high - low], value=FILL)
 
-    found = floats((high - low, 2))
+    values = laws.values[:, :, own]
     peak, total = combine_lanes(
-        transpose(lanes.maxima[:, own]), transpose(lanes.totals[:, own]), transpose(values[:, SCALE, own])
+        transpose(laws.lanes.maxima[:, own]), transpose(laws.lanes.totals[:, own]), transpose(values[:, SCALE])
     )
+    found = floats((high - low, 2))
     nisa.tensor_copy(dst=found[:, 0:1], src=peak)
     nisa.tensor_copy(dst=found[:, 1:2], src=total)
-    nisa.tensor_copy(dst=values[:, PEAK : TOTAL + 1, own], src=to_rows(found))
+    nisa.tensor_copy(dst=values[:, PEAK : TOTAL + 1], src=to_rows(found))
     deep = floats((1, high - low))
-    cut_candidates(cuts[:, :, own], deep, candidate_tile(candidates), values[:, :, own], bits_of(dtype))
-    if deep_rows > 0:
-        cut_deep_rows(held, spent, values[:, :, own], cuts[:, :, own], deep)
+    cut_candidates(laws.cuts[:, :, own], deep, candidate_tile(candidates), values, bits_of(dtype))
+    if may_be_deep:
+        cut_deep_rows(held, spent, values, laws.cuts[:, :, own], deep)
 
 
 def cut_deep_rows(held, rows, values, cuts, deep):

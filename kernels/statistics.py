@@ -95,10 +95,10 @@ def tile_statistics(tile, lanes, low, search, scales, partition_ids, candidates,
     lane_totals(tile, lanes.totals[:, own], lanes.maxima[:, own], scales, spent)
 
 
-def row_tiles(rows, law, vocab_size):
-    """(start, stop) of the tiles that `rows` rows of a sequence are read in."""
+def row_tiles(rows, law, vocab_size, most=128):
+    """(start, stop) of the tiles that `rows` rows of a sequence are read in, `most` at a time."""
     row_bytes = searched_width(vocab_size) * (4 if law.dtype == nl.float32 else 2)
-    step = max(1, ROW_TILE_BYTES // row_bytes)
+    step = max(1, min(most, ROW_TILE_BYTES // row_bytes))
     tiles = []
     for start in range(0, rows, step):
         tiles.append((start, min(start + step, rows)))

@@ -149,8 +149,8 @@ MUTANTS = [
     Mutant(
         "rows searched whole are those of the first part that was held (kernel)",
         "kernels/row_laws.py",
-        "own = slice(low, high)\n    dtype",
-        "own = slice(0, high - low)\n    dtype",
+        "tiles[len(tiles) - 1].high\n    own = slice(low, high)",
+        "tiles[len(tiles) - 1].high\n    own = slice(0, high - low)",
         (f"{TRUNCATION}::test_more_rows_than_are_held_at_once_are_cut_part_by_part",),
     ),
     Mutant(
