@@ -15,7 +15,8 @@ from draft_verify.reference.tensors import is_torch
 
 BACKENDS = ("auto", "reference", "emulator", "simulator", "device")
 MOST_ROWS = 512  # of a launch, for kernels that unroll their rows: keeps these below 20,000 instructions
-MOST_TRUNCATED_ROWS = 128  # with top-k, top-p or min-p, which take ten times as many
+MOST_TRUNCATED_ROWS = 128  # with top-k, top-p or min-p, which take ten times as many,
+MOST_TRUNCATED_IDS = 128 * 155_648  # of all rows together: the longer rows are, the fewer are searched at once
 TRACING = "tracing"  # fake tensors: an operation's checks run, and its launch raises Traced
 REHEARSAL = "rehearsal"  # the same, but that the emulator traces the kernel first, and may refuse it
 
@@ -78,13 +79,15 @@ def launch(operation: str, *arguments: Any, backend: str, lnc: int) -> tuple:
 
 
 def launch_by_rows(
-    operation: str, *arguments: Any, batch: int, rows: int, truncated: bool = False, shared: tuple = (), **where: Any
+    operation: str, *arguments: Any, batch: int, rows: int, truncated: int = 0, shared: tuple = (), **where: Any
 ) -> tuple:
     """`launch` for any number of sequences, of `rows` rows each: several launches where one would be too long.
 
-    Arrays with `batch` entries are split, but those in `shared`; outputs are joined in the same order.
+    Arrays with `batch` entries are split, but those in `shared`; outputs are joined in the same order. `truncated` is
+    how many ids the rows have that top-k, top-p or min-p may cut, 0 for none.
     """
-    most = max(1, (MOST_TRUNCATED_ROWS if truncated else MOST_ROWS) // rows)
+    most = MOST_ROWS if truncated == 0 else min(MOST_TRUNCATED_ROWS, MOST_TRUNCATED_IDS // truncated)
+    most = max(1, most // rows)
     if batch <= most:
         return launch(operation, *arguments, **where)
     whole = {id(array) for array in shared}

@@ -97,7 +97,7 @@ def project_draft_law(
         cut,
         batch=batch,
         rows=law.shape[1],
-        truncated=cut,
+        truncated=law.shape[2] if cut else 0,
         shared=(target_to_draft,),
         backend=backend,
         lnc=lnc,

@@ -137,7 +137,7 @@ def rejection_sampling(
         vocab_size,
         batch=batch,
         rows=rows,
-        truncated=cut,
+        truncated=vocab_size if cut else 0,
         backend=backend,
         lnc=lnc,
     )

@@ -79,7 +79,7 @@ def sample_tokens(
         vocab_size,
         batch=batch,
         rows=1,
-        truncated=cut,
+        truncated=vocab_size if cut else 0,
         backend=backend,
         lnc=lnc,
     )

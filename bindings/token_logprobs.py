@@ -81,7 +81,7 @@ def token_logprobs(
         vocab_size,
         batch=batch,
         rows=tokens.shape[1],
-        truncated=cut,
+        truncated=vocab_size if cut else 0,
         backend=backend,
         lnc=lnc,
     )

@@ -141,7 +141,7 @@ def tree_acceptance(
         vocab_size,
         batch=batch,
         rows=rows,
-        truncated=cut,
+        truncated=vocab_size if cut else 0,
         backend=backend,
         lnc=lnc,
     )

@@ -53,8 +53,9 @@ from .vocabulary import (
     transpose,
 )
 
-PART_BYTES = 155648  # of a partition: 64 bf16 rows of 152k ids, with room for their search
-DEEP_ROWS = 2  # searched at once: one alone leaves the engines waiting for each other
+HELD_BYTES = 196608  # of a partition, for a part's rows and the whole rows among them that are searched at once
+DEEP_BYTES = 14  # of an fp32 entry of those: itself, its mass, whether it is above a bound, and what of its mass is
+DEEP_ROWS = 2  # searched at once, but of the longest rows: one alone leaves the engines waiting for each other
 
 
 def row_laws(laws, first, count, rows, row_scale, limits, vocab_size, partition_ids):
@@ -146,14 +147,22 @@ def cut_laws(arrays, first, count, rows, row_scale, scales, limits, vocab_size, 
     return results
 
 
+def deep_rows_at_once(vocab_size):
+    """0 where a lane has no more entries than candidates, so that no row is searched whole."""
+    if group_size(vocab_size) <= SEGMENTS * BEST8:
+        return 0
+    return DEEP_ROWS if DEEP_ROWS * DEEP_BYTES * searched_width(vocab_size) <= HELD_BYTES // 2 else 1
+
+
 def row_parts(laws):
     """Lists of row tiles, each held and searched at once: rows of one dtype."""
+    width = searched_width(laws.vocab_size)
+    room = HELD_BYTES - deep_rows_at_once(laws.vocab_size) * DEEP_BYTES * width
     parts, tiles = [], []
     for law in range(len(laws.arrays)):
         array = laws.arrays[law]
         law_rows = array.shape[1]
-        row_bytes = searched_width(laws.vocab_size) * (4 if array.dtype == nl.float32 else 2)
-        most = min(SEARCHED_ROWS, PART_BYTES // row_bytes)
+        most = min(SEARCHED_ROWS, room // (width * (4 if array.dtype == nl.float32 else 2)))
         for sequence in range(laws.count):
             base = (law * laws.count + sequence) * laws.rows
             for span in row_tiles(law_rows, array, laws.vocab_size, most - (laws.rows - law_rows)):
@@ -176,9 +185,8 @@ def cut_part(laws, tiles):
     dtype = laws.arrays[tiles[0].law].dtype
     width = searched_width(laws.vocab_size)
     held = allocate_rows(high - low, width, dtype, laws.vocab_size, FILL)
-    # Where a lane has no more entries than candidates, no row is searched whole.
-    may_be_deep = group_size(laws.vocab_size) > SEGMENTS * BEST8
-    spent = nl.ndarray((NUM_GROUPS, DEEP_ROWS, width), dtype=dtype, buffer=nl.sbuf) if may_be_deep else None
+    deep_rows = deep_rows_at_once(laws.vocab_size)
+    spent = nl.ndarray((NUM_GROUPS, deep_rows, width), dtype=dtype, buffer=nl.sbuf) if deep_rows > 0 else None
     candidates = nl.ndarray((NUM_GROUPS, SEGMENTS, (high - low) * BEST8), dtype=dtype, buffer=nl.sbuf)
     for tile in tiles:
         array = laws.arrays[tile.law]
@@ -195,7 +203,7 @@ def cut_part(laws, tiles):
             laws.scales[:, row : row + last - first],
             laws.partition_ids,
             candidates[:, :, first * BEST8 : last * BEST8],
-            spent[:, 0:1] if may_be_deep else held[:, first:last],
+            spent[:, 0:1] if deep_rows > 0 else held[:, first:last],
         )
         if low + last < tile.high:
             # The last row of a window has no draft law.
@@ -214,7 +222,7 @@ def cut_part(laws, tiles):
     nisa.tensor_copy(dst=values[:, PEAK : TOTAL + 1], src=to_rows(found))
     deep = floats((1, high - low))
     cut_candidates(laws.cuts[:, :, own], deep, candidate_tile(candidates), values, bits_of(dtype))
-    if may_be_deep:
+    if deep_rows > 0:
         cut_deep_rows(held, spent, values, laws.cuts[:, :, own], deep)
 
 
@@ -222,15 +230,16 @@ def cut_deep_rows(held, rows, values, cuts, deep):
     """Corrects `cuts` [1, CUTS, m] of the rows of `held` [128, m, width] that `deep` [1, m] flags, searched whole.
 
     Args:
-        rows: [128, DEEP_ROWS, width], overwritten.
+        rows: [128, R, width], overwritten, of which R are searched at once.
         values: [1, VALUES, m].
     """
     _, num_held, width = held.shape
+    num_rows = rows.shape[1]
     groups = row_groups(1)
 
     def search(trip):
-        here = floats((1, DEEP_ROWS, num_held))
-        for row in range(DEEP_ROWS):
+        here = floats((1, num_rows, num_held))
+        for row in range(num_rows):
             # Some row, without effect, where no flag is left.
             place = tensor_scalar(take_flag(here[:, row], deep), nl.minimum, float(num_held - 1))
             nisa.tensor_copy(
@@ -239,14 +248,14 @@ def cut_deep_rows(held, rows, values, cuts, deep):
                     pattern=[[num_held * width, NUM_GROUPS], [1, width]], scalar_offset=to_int(place), indirect_dim=1
                 ),
             )
-        picked = at_row(values.expand_dim(2).broadcast(2, DEEP_ROWS), here)
-        on_lanes = spread(transpose(picked.reshape((1, VALUES * DEEP_ROWS)))).reshape((NUM_GROUPS, VALUES, DEEP_ROWS))
+        picked = at_row(values.expand_dim(2).broadcast(2, num_rows), here)
+        on_lanes = spread(transpose(picked.reshape((1, VALUES * num_rows)))).reshape((NUM_GROUPS, VALUES, num_rows))
         masses = floats(rows.shape)
-        for row in range(DEEP_ROWS):
+        for row in range(num_rows):
             column = slice(row, row + 1)
             relative_masses(masses[:, row], rows[:, row], on_lanes[:, PEAK, column], on_lanes[:, SCALE, column])
         found = cut_rows(rows, masses, on_lanes, groups, bits_of(held.dtype))
-        for row in range(DEEP_ROWS):
+        for row in range(num_rows):
             chosen = flags_of(here[:, row], nl.greater, 0.0)
             for kind in (THRESHOLD, MASS):
                 nisa.tensor_copy_predicated(
@@ -255,4 +264,4 @@ def cut_deep_rows(held, rows, values, cuts, deep):
                     predicate=chosen,
                 )
 
-    nl.fori_loop(0, deep_trips(deep, DEEP_ROWS), search)
+    nl.fori_loop(0, deep_trips(deep, num_rows), search)

@@ -142,3 +142,9 @@ def test_more_rows_than_are_held_at_once_are_cut_part_by_part(draft_dtype):
     tally = Tally()
     assert_chain_agrees(draft_verify.rejection_sampling(**case, backend="emulator"), case, tally)
     assert tally.decisions > batch
+
+
+def test_rows_of_a_million_ids_are_searched_whole_one_at_a_time():
+    rng = np.random.default_rng(7)
+    logits = rng.standard_normal((3, 1_000_003)).astype(np.float32)
+    assert assert_laws_agree(logits, [CUTS["top-k deep"], CUTS["top-p deep"], CUTS["top-k"]]) > 0

@@ -142,7 +142,7 @@ MUTANTS = [
     Mutant(
         "rows cut below their candidates are not searched whole (kernel)",
         "kernels/row_laws.py",
-        "    nl.fori_loop(0, deep_trips(deep, DEEP_ROWS), search)\n",
+        "    nl.fori_loop(0, deep_trips(deep, num_rows), search)\n",
         "",
         (TRUNCATION,),
     ),
