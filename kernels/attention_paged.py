@@ -116,9 +116,10 @@ def attend_paged(shape, heads, operands, lengths, slot_cores):
         following = ()
         if sequence + 1 < shape.batch:
             following = windows_of(walks[sequence + 1], passes[sequence + 1][0])
+        coming = begin_between(plan, operands, facts, sequence)
         attend_outer(walk, plan, facts, passes[sequence], places[sequence], windows, ahead)
-        if facts.between != None:  # noqa: E711
-            attend_between(walk, plan, facts)
+        if coming != None:  # noqa: E711
+            attend_between(walk, plan, facts, coming)
         attend_ragged(walk, plan, facts)
         others.append(other_states(walk))
         if sequence > 0:
@@ -298,26 +299,33 @@ class Between(nl.NKIObject):
     stride: object  # a pair
 
 
-def attend_between(walk, plan, facts):
-    """Dense passes between the first and the last, some on each core at a time; while they are gathered it is looked up
-    where the next ones lie."""
+def begin_between(plan, operands, facts, sequence):
+    """A Between for some passes on each core at a time; None if no cache has a third pass."""
+    if facts.between == None:  # noqa: E711
+        return None
     dense = plan.dense
-    sequence = walk.sequence
     some = min(MOST_TOGETHER, (dense.most - 2 + plan.cores - 1) // plan.cores)
-    step = some * plan.cores * dense.slots
     latest = facts.latest[:, sequence : sequence + 1]
     limit = tile((PARTITIONS, 2))
     nisa.tensor_scalar(
         dst=limit[:, 0:1], data=latest, op0=nl.subtract, operand0=float(dense.run), op1=nl.maximum, operand1=0.0
     )
     nisa.tensor_scalar(dst=limit[:, 1:2], data=limit[:, 0:1], op0=nl.multiply, operand0=1.0 / dense.run)
-    coming = Between([], [], [], latest, limit, in_slots_and_runs(dense, step))
+    coming = Between([], [], [], latest, limit, in_slots_and_runs(dense, some * plan.cores * dense.slots))
     for i in range(some):
-        first = (1 + i * plan.cores + walk.operands.shard) * dense.slots
+        first = (1 + i * plan.cores + operands.shard) * dense.slots
         coming.begins.append(in_slots_and_runs(dense, first))
         coming.bounds.append(tile((PARTITIONS, 3)))
         coming.places.append(tile((dense.partitions, dense.segments), nl.int32))
-    look_up(plan, sequence, coming)
+    look_up(plan, sequence, coming, nisa.engine.vector)
+    return coming
+
+
+def attend_between(walk, plan, facts, coming):
+    """Dense passes between the first and the last; while they are gathered it is looked up where the next ones lie."""
+    dense = plan.dense
+    sequence = walk.sequence
+    some = len(coming.begins)
 
     def next_passes(_):
         passes = []
@@ -325,30 +333,38 @@ def attend_between(walk, plan, facts):
         for i in range(some):
             bounds = tile((PARTITIONS, 3))
             nisa.tensor_copy(dst=bounds, src=coming.bounds[i], engine=nisa.engine.gpsimd)
-            own = tile(coming.places[i].shape, nl.int32)
-            nisa.tensor_copy(dst=own, src=coming.places[i], engine=nisa.engine.gpsimd)
-            places.append(own)
+            places.append(copied_places(coming.places[i]))
             rows = facts.lengths.live_rows[:, sequence : sequence + 1]
             position = position_from(walk.shape, facts, sequence, bounds[:, 2:3])
             passes.append(Pass(sequence, None, None, None, bounds[:, 0:1], bounds[:, 1:2], rows, None, position))
-        look_up(plan, sequence, coming)
+        look_up(plan, sequence, coming, nisa.engine.gpsimd)
+        value_places = []
         for g in range(len(walk.groups)):
             keys = keys_of(walk, dense, g, places)
-            take(walk, dense, True, g, passes, keys, values_of(walk, dense, g, places), None, ())
+            if g == 0:
+                # The keys of the next passes need not wait until these values are there.
+                for own in places:
+                    value_places.append(copied_places(own))
+            take(walk, dense, True, g, passes, keys, values_of(walk, dense, g, value_places), None, ())
 
-    nl.fori_loop(dense.slots, facts.between[sequence], next_passes, step=step)
+    nl.fori_loop(dense.slots, facts.between[sequence], next_passes, step=some * plan.cores * dense.slots)
+
+
+def copied_places(places):
+    copied = tile(places.shape, nl.int32)
+    nisa.tensor_copy(dst=copied, src=places, engine=nisa.engine.gpsimd)
+    return copied
 
 
 def in_slots_and_runs(chunk, slots):
     pair = tile((PARTITIONS, 2))
-    nisa.memset(dst=pair[:, 0:1], value=float(slots))
-    nisa.memset(dst=pair[:, 1:2], value=float(slots // chunk.run))
+    nisa.memset(dst=pair[:, 0:1], value=float(slots), engine=nisa.engine.vector)
+    nisa.memset(dst=pair[:, 1:2], value=float(slots // chunk.run), engine=nisa.engine.vector)
     return pair
 
 
-def look_up(plan, sequence, coming):
-    """Fills bounds and places of the passes that come next, and moves on. On GpSimd, which gathers them."""
-    engine = nisa.engine.gpsimd
+def look_up(plan, sequence, coming, engine):
+    """Fills bounds and places of the passes that come next, and moves on."""
     for i in range(len(coming.begins)):
         begin = coming.begins[i]
         bounds = coming.bounds[i]
