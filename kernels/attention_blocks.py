@@ -160,21 +160,30 @@ def fetch_transposed_runs(shape, chunk, rows, cache, places, keys):
     UNVERIFIED: the time it takes GpSimd to describe a row of several tokens, and the DMA engines to transpose it.
     """
     head_dim = shape.head_dim
+    by_token = shape.cache_layout == "NPHD"
     row_size = row_elements(shape, chunk.run)
-    count = chunk.segments * chunk.partitions
-    first_element = rows.first_head * head_dim * (1 if shape.cache_layout == "NPHD" else shape.block_size)
-    token_size = head_dim * (shape.heads if shape.cache_layout == "NPHD" and rows.heads == 1 else 1)
+    head_size = head_dim * (1 if by_token else shape.block_size)
+    # Heads and tokens are one axis where they lie one after the other: all heads of a token, all tokens of a head.
+    together = rows.heads if (rows.heads == shape.heads if by_token else chunk.run == shape.block_size) else 1
+    step = head_dim * (shape.heads if by_token and together == 1 else 1)
     parts = head_parts(head_dim)
     for i in range(len(parts)):
         first, part = parts[i]
-        by_place = keys[i].permute((0, 2, 1, 3)) if shape.cache_layout == "NPHD" else keys[i]
-        nisa.dma_transpose(
-            dst=by_place.flatten_dims(1, 2).expand_dim(1),
-            src=cache.reshape((cache.size // row_size, row_size)).ap(
-                pattern=[[row_size, count], [1, 1], [token_size, rows.heads * chunk.run], [1, part]],
-                offset=first_element + first,
-                vector_offset=places.view(nl.uint32),
-                indirect_dim=0,
-            ),
-            axes=(3, 1, 2, 0),
-        )
+        for head in range(0, rows.heads, together):
+            own = keys[i][:, head : head + together]
+            own = own.permute((0, 2, 1, 3)) if by_token else own
+            nisa.dma_transpose(
+                dst=own.flatten_dims(1, 2).expand_dim(1),
+                src=cache.reshape((cache.size // row_size, row_size)).ap(
+                    pattern=[
+                        [row_size, chunk.segments * chunk.partitions],
+                        [1, 1],
+                        [step, together * chunk.run],
+                        [1, part],
+                    ],
+                    offset=(rows.first_head + head) * head_size + first,
+                    vector_offset=places.view(nl.uint32),
+                    indirect_dim=0,
+                ),
+                axes=(3, 1, 2, 0),
+            )

@@ -48,7 +48,6 @@ class Plan(nl.NKIObject):
     runs: object  # as list_runs leaves them
     sequence_runs: int
     tail: object  # as slots_of leaves those of a dense pass's last segment; None where that is not this core's
-    room: object  # keys and values of a ragged pass
 
 
 @dataclass
@@ -74,7 +73,6 @@ def attend_paged(shape, heads, operands, lengths, slot_cores):
     num_blocks = operands.value_cache.shape[0]
 
     # GpSimd counts while it waits for the table.
-    room = ragged_room(shape, ragged, groups[0][0], operands)
     given = on_every_partition(lengths)
     parts = whole_segments(shape, dense, operands)
     blocks = load_table(shape, operands.block_table, parts)
@@ -91,7 +89,6 @@ def attend_paged(shape, heads, operands, lengths, slot_cores):
         list_runs(located, ragged.step // dense.run),
         shape.slots // dense.run,
         slots_of(dense, dense.segments - 1) if has_last else None,
-        room,
     )
     latest = latest_passes(shape, dense, given[0])
     index = None
@@ -107,6 +104,8 @@ def attend_paged(shape, heads, operands, lengths, slot_cores):
     passes = []
     for sequence in range(shape.batch):
         passes.append(outer_passes(shape, plan, operands, facts, sequence))
+    # Until the first keys are there, the other engines have time.
+    room = ragged_room(shape, ragged, groups[0][0], operands)
     others = []
     windows = windows_of(walks[0], passes[0][0])
     for sequence in range(shape.batch):
@@ -120,7 +119,7 @@ def attend_paged(shape, heads, operands, lengths, slot_cores):
         attend_outer(walk, plan, facts, passes[sequence], places[sequence], windows, ahead)
         if coming != None:  # noqa: E711
             attend_between(walk, plan, facts, coming)
-        attend_ragged(walk, plan, facts)
+        attend_ragged(walk, plan, facts, room)
         others.append(other_states(walk))
         if sequence > 0:
             finish(walks[sequence - 1], others[sequence - 1], passes[sequence - 1][0])
@@ -133,8 +132,9 @@ def ragged_room(shape, chunk, rows, operands):
     """Keys and values of a pass, zeros: a gather that skips a run leaves what was."""
     keys = new_keys(shape, chunk, rows, operands.key_cache.dtype)
     values = new_slots(shape, chunk, rows, operands.value_cache.dtype)
-    for segment in keys + values:
-        nisa.memset(dst=segment, value=0.0, engine=nisa.engine.vector)
+    for segment in range(chunk.segments):
+        nisa.memset(dst=values[segment], value=0.0, engine=nisa.engine.vector)
+        nisa.tensor_copy(dst=keys[segment], src=values[segment], engine=nisa.engine.scalar)
     return keys, values
 
 
@@ -380,7 +380,7 @@ def look_up(plan, sequence, coming, engine):
         nisa.tensor_tensor(dst=begin, data1=begin, data2=coming.stride, op=nl.add, engine=engine)
 
 
-def attend_ragged(walk, plan, facts):
+def attend_ragged(walk, plan, facts, room):
     """The passes of a sequence without dense ones: of each, what is not live is not loaded."""
     shape = walk.shape
     chunk = plan.ragged
@@ -404,8 +404,8 @@ def attend_ragged(walk, plan, facts):
         skip_dead_runs(chunk, walk.constants.slot, cache_rows, current, places)
         for g in range(len(walk.groups)):
             rows = walk.groups[g][0]
-            keys = own_heads(plan.room[0], rows)
-            values = own_heads(plan.room[1], rows)
+            keys = own_heads(room[0], rows)
+            values = own_heads(room[1], rows)
             fetch_keys(shape, chunk, rows, walk.operands.key_cache, current, places, keys)
             fetch_slots(shape, chunk, rows, walk.operands.value_cache, current, None, places, values)
             moving = moving_keys(shape, chunk, rows, keys)

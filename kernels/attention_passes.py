@@ -19,7 +19,7 @@ from .attention_loads import (
     silence,
     slots_to_keep,
 )
-from .attention_plan import LONGEST_RUN, PARTITIONS, Chunk, head_parts, plan_chunk, plan_runs, tile, transposes
+from .attention_plan import PARTITIONS, Chunk, head_parts, plan_chunk, plan_runs, tile, two_byte_cache
 from .attention_softmax import (
     groups_of,
     row_constants,
@@ -135,7 +135,7 @@ def longest_pass(shape, rows, count):
     slot_bytes = len(head_parts(shape.head_dim)) * rows.heads * size + head_bytes + (4 + size) // rows.streams
     if shape.cache_layout != "BHDS":
         slot_bytes += head_bytes
-    if shape.block_size > 0 and transposes(shape, min(LONGEST_RUN, shape.block_size), rows.heads):
+    if shape.block_size > 0 and two_byte_cache(shape):
         slot_bytes += head_bytes  # where passes of both kinds have room of their own
     longest = LONGEST
     while count * longest * slot_bytes > SBUF_FOR_PASSES:
