@@ -18,7 +18,9 @@ that cannot be looked at, on a device or under tracing, make a sequence an empty
 
 Float8 caches are trn2's float8_e4m3, whose largest number is 240: ml_dtypes.float8_e4m3 in NumPy, and in torch
 float8_e4m3fn taken by its bits. What torch writes there above 240 (its own type goes to 448) is NaN or infinity on
-trn2: clamp to 240 before `.to(torch.float8_e4m3fn)`. `commit_window` saturates.
+trn2: clamp to 240 before `.to(torch.float8_e4m3fn)`. `commit_window` saturates. torch has no other type for these bits;
+NumPy has, so that ml_dtypes.float8_e4m3fn, in which the same bits mean more, is refused: `.view(ml_dtypes.float8_e4m3)`
+of an array without entries above 240 is the same memory under the right name.
 """
 
 from draft_verify.acceptance_stats import AcceptanceStats

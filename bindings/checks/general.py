@@ -9,7 +9,7 @@ import numpy as np
 FLOATS = ("float32", "bfloat16")
 FLOAT8 = "float8_e4m3"
 ITEMSIZES = {"float32": 4, "bfloat16": 2, FLOAT8: 1}
-FLOAT8_KINDS = f"{FLOAT8} (torch.float8_e4m3fn, or an array of ml_dtypes.{FLOAT8})"
+FLOAT8_KINDS = f"{FLOAT8} (torch.float8_e4m3fn, ml_dtypes.{FLOAT8}, or ml_dtypes.float8_e4m3fn viewed as that)"
 
 
 def dtype_name(array: Any) -> str:
