@@ -231,7 +231,7 @@ def shard_excess(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    num_shards = checks.shards.shard_statistics(statistics, *target_logits.shape[:2])
+    num_shards = checks.shards.ranks(statistics, target_logits)
     given = (shard, num_shards, vocab_size, draft_logits, draft_probs, draft_lens, temperature)
     windows = _windows(draft_tokens, target_logits, uniforms, *given)
     checks.shards.shard_excess(draft_logits, draft_probs)
@@ -279,7 +279,7 @@ def shard_draws(
     Raises:
         ValueError: a shape, dtype or value that does not fit.
     """
-    num_shards = checks.shards.shard_statistics(statistics, *target_logits.shape[:2])
+    num_shards = checks.shards.ranks(statistics, target_logits)
     given = (shard, num_shards, vocab_size, draft_logits, draft_probs, draft_lens, temperature)
     windows = _windows(draft_tokens, target_logits, uniforms, *given)
     batch, rows = target_logits.shape[:2]

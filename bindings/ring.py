@@ -8,7 +8,8 @@ from draft_verify import checks
 from draft_verify.arrays import public
 from draft_verify.backends import launch
 from draft_verify.caches import as_layers, by_layers, one_or_layers, written
-from draft_verify.checks.general import expect
+from draft_verify.checks.caches import MAX_RING_POSITION
+from draft_verify.checks.general import expect, whole_number
 from draft_verify.reference import ring as reference
 
 
@@ -28,8 +29,8 @@ def ring_slots(window: int, num_draft_tokens: int, mode: str = "accepted_only") 
     Raises:
         ValueError: W < 2 (such a window needs no cache), K < 0, or an unknown mode.
     """
-    expect(window >= 2, "window", window, "2 or more")
-    expect(num_draft_tokens >= 0, "num_draft_tokens", num_draft_tokens, "0 or more")
+    whole_number("window", window, 2, MAX_RING_POSITION)
+    whole_number("num_draft_tokens", num_draft_tokens, 0, MAX_RING_POSITION)
     slots = {
         "accepted_only": window - 1,
         "read_first": window - 1 + num_draft_tokens,

@@ -90,8 +90,10 @@ def call(name: str, arguments: dict[str, Any]) -> Any:
         if argument in written:
             expect_tensors(argument, value)
         if argument in _LAYERED.get(name, ()):
+            expect(all(entry is not None for entry in _layers(value)), argument, None, "a tensor")
             inputs[argument] = [_tensor(argument, entry, device) for entry in _layers(value)]
         elif argument in _TYPES:
+            _expect_kind(argument, value)
             inputs[argument] = value
         elif isinstance(value, tuple | list) and any(isinstance(entry, torch.Tensor) for entry in value):
             raise ValueError(f"{argument}: got a {type(value).__name__} of tensors, expected one tensor")
@@ -112,11 +114,23 @@ def _each(value: Any, change: Callable) -> Any:
     return tuple(change(entry) for entry in value) if isinstance(value, tuple | list) else change(value)
 
 
+def _expect_kind(argument: str, value: Any) -> None:
+    """Words, flags and numbers, which may be symbolic under tracing: the dispatcher would not name what it refuses."""
+    fits, expected = {
+        "str": (isinstance(value, str), "a word"),
+        "bool": (isinstance(value, bool | torch.SymBool), "True or False"),
+        "int": (hasattr(value, "__index__"), "a whole number"),
+        "float": (hasattr(value, "__float__"), "a number"),
+    }[_TYPES[argument].rstrip("?")]
+    expect(fits or (value is None and _TYPES[argument].endswith("?")), argument, repr(value), expected)
+
+
 def _tensor(argument: str, value: Any, device: torch.device) -> torch.Tensor | None:
     """NumPy arrays, numbers and lists of numbers among tensors."""
     if value is None or isinstance(value, torch.Tensor):
         return value
     if isinstance(value, np.ndarray):
+        expect(value.dtype.kind not in "OUS", argument, f"dtype {value.dtype}", "a tensor")
         return arrays.to_torch(value).to(device)
     numbers = arrays.numbers_in([value])
     expect(numbers is not None, argument, type(value).__name__, "a tensor")

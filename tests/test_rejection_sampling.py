@@ -274,7 +274,7 @@ def test_on_the_device_a_uniform_of_1_stays_inside_the_vocabulary():
 
 
 BAD = {
-    "draft_tokens": [np.zeros((3, 3), np.int32), np.zeros((3, 2), np.int64), [[1, 2]] * 3],
+    "draft_tokens": [np.zeros((3, 3), np.int32), np.zeros((3, 2), np.int64), [[1, 2.5]] * 3],
     "target_logits": [np.zeros((3, 129), np.float32), np.zeros((3, 3, 129)), np.zeros((0, 3, 129), np.float32)],
     "uniforms": [
         np.full((3, 3), 0.5, np.float32),

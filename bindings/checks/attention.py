@@ -7,7 +7,17 @@ from typing import Any
 import numpy as np
 
 from draft_verify.checks.caches import MAX_RING_POSITION, blocks_read, cache_scale, caches
-from draft_verify.checks.general import FLOAT8, FLOATS, array, dtype_name, expect, in_range, values_known, whole_number
+from draft_verify.checks.general import (
+    FLOAT8,
+    FLOATS,
+    array,
+    dtype_name,
+    expect,
+    in_range,
+    positive_number,
+    values_known,
+    whole_number,
+)
 
 MAX_HEAD_DIM = 256
 MAX_ATTENTION_WINDOW = 64
@@ -41,9 +51,9 @@ def verify_attention(
     """Checks a window against the cache that it attends to."""
     array("query", query, ("B", "Hq", "T", "D"), FLOATS)
     batch, query_heads, rows, head_dim = query.shape
-    expect(1 <= batch <= MAX_ATTENTION_BATCH, "query", f"a batch of {batch}", f"1 to {MAX_ATTENTION_BATCH} sequences")
-    expect(1 <= rows <= MAX_ATTENTION_WINDOW, "query", f"a window of {rows} rows", f"1 to {MAX_ATTENTION_WINDOW}")
-    expect(1 <= head_dim <= MAX_HEAD_DIM, "query", f"heads of {head_dim}", f"1 to {MAX_HEAD_DIM}")
+    expect(batch <= MAX_ATTENTION_BATCH, "query", f"a batch of {batch}", f"1 to {MAX_ATTENTION_BATCH} sequences")
+    expect(rows <= MAX_ATTENTION_WINDOW, "query", f"a window of {rows} rows", f"1 to {MAX_ATTENTION_WINDOW}")
+    expect(head_dim <= MAX_HEAD_DIM, "query", f"heads of {head_dim}", f"1 to {MAX_HEAD_DIM}")
     dtype = dtype_name(query)
     sizes = (batch, "Hkv", head_dim)
     slots, num_blocks = caches(
@@ -62,8 +72,7 @@ def verify_attention(
 
     for argument, number in (("scale", scale), ("softcap", softcap)):
         if number is not None:
-            positive = isinstance(number, int | float) and 0 < number < np.inf
-            expect(positive, argument, number, "a positive finite number")
+            positive_number(argument, number)
     if sliding_window is not None:
         whole_number("sliding_window", sliding_window, 1, 2**31 - 1, "at least 1, or None")
     if sinks is not None:
@@ -117,5 +126,5 @@ def attention_tree(tree: Any, batch: int, rows: int, draft_lens: Any) -> None:
 
 def merge_attention(outputs: Any, lses: Any) -> None:
     array("outputs", outputs, ("n", "B", "Hq", "T", "D"), FLOATS)
-    expect(1 <= outputs.shape[0] <= MAX_SHARDS, "outputs", f"{outputs.shape[0]} shards", f"1 to {MAX_SHARDS}")
+    expect(outputs.shape[0] <= MAX_SHARDS, "outputs", f"{outputs.shape[0]} shards", f"1 to {MAX_SHARDS}")
     array("lses", lses, tuple(outputs.shape[:4]), ("float32",))

@@ -43,7 +43,7 @@ def commit_window(
     """Checks one window a layer against its cache."""
     array("key", keys[0], ("B", "Hkv", "T", "D"), FLOATS)
     batch, heads, rows, head_dim = keys[0].shape
-    expect(1 <= rows <= MAX_WINDOW, "key", f"a window of {rows} rows", f"1 to {MAX_WINDOW}")
+    expect(rows <= MAX_WINDOW, "key", f"a window of {rows} rows", f"1 to {MAX_WINDOW}")
     for argument, entries in (("key", keys), ("value", values)):
         expect(
             len(entries) == len(key_caches), argument, f"{len(entries)} layers", f"{len(key_caches)} as in key_cache"
@@ -73,7 +73,7 @@ def compact_window(
     """Checks caches and the rows of them that move."""
     array("path", path, ("B", "T"), ("int32",))
     batch, rows = path.shape
-    expect(1 <= rows <= MAX_WINDOW, "path", f"a window of {rows} rows", f"1 to {MAX_WINDOW}")
+    expect(rows <= MAX_WINDOW, "path", f"a window of {rows} rows", f"1 to {MAX_WINDOW}")
     sizes = (batch, "Hkv", "D")
     slots, num_blocks = caches(key_caches, value_caches, sizes, (*FLOATS, FLOAT8), block_table, cache_layout)
     room = slots

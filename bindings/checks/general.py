@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+FLOAT32_MAX = float(np.finfo(np.float32).max)
 FLOATS = ("float32", "bfloat16")
 FLOAT8 = "float8_e4m3"
 ITEMSIZES = {"float32": 4, "bfloat16": 2, FLOAT8: 1}
@@ -24,12 +25,16 @@ def expect(condition: bool, argument: str, got: Any, expected: str) -> None:
 
 
 def array(argument: str, value: Any, shape: tuple[int | str, ...], dtypes: tuple[str, ...]) -> None:
-    """`value` is an array of the given shape, in which a string names a size that is free, and one of the dtypes."""
+    """`value` is an array of the given shape and one of the dtypes.
+
+    A string in the shape names a size that is free, but not 0 unless it is the number of drafts.
+    """
     expect(hasattr(value, "shape") and hasattr(value, "dtype"), argument, type(value).__name__, "an array")
     matches = len(value.shape) == len(shape) and all(
-        isinstance(want, str) or have == want for have, want in zip(value.shape, shape)
+        (have > 0 or want == "K") if isinstance(want, str) else have == want for have, want in zip(value.shape, shape)
     )
-    expect(matches, argument, f"shape {tuple(value.shape)}", f"shape [{', '.join(map(str, shape))}]")
+    above = ", no size 0" if len(value.shape) == len(shape) and 0 in value.shape else ""
+    expect(matches, argument, f"shape {tuple(value.shape)}", f"shape [{', '.join(map(str, shape))}]{above}")
     expected = " or ".join(dtypes).replace(FLOAT8, FLOAT8_KINDS)
     expect(dtype_name(value) in dtypes, argument, f"dtype {dtype_name(value)}", expected)
 
@@ -43,6 +48,12 @@ def whole_number(argument: str, value: Any, low: int, high: int, what: str = "")
     """`value` is an integer in low..high, both included."""
     expected = what or f"a whole number, {low} to {high}"
     expect(hasattr(value, "__index__") and low <= value <= high, argument, repr(value), expected)
+
+
+def positive_number(argument: str, value: Any, most: float = FLOAT32_MAX) -> None:
+    """`value` is a number above 0; one that is symbolic, under tracing, is no int or float."""
+    is_number = hasattr(value, "__float__") and not hasattr(value, "shape")
+    expect(is_number and 0 < value <= most, argument, repr(value), f"a number above 0, at most {most:.7g}")
 
 
 def in_range(argument: str, value: Any, low: float, high: float, what: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from draft_verify.checks.acceptance import CHAIN_RULES, MAX_VOCAB, every_rule, sampling, uniforms
 from draft_verify.checks.general import FLOATS, array, expect, in_range, whole_number
 
+NUM_SHARDS = (1, 2, 4, 8, 16, 32, 64, 128)
 DRAFT_KINDS = ("one_hot", "logits", "probs")
 
 
@@ -24,8 +25,8 @@ def shard(
 ) -> tuple[int, int]:
     """One rank's part of a vocabulary. Returns batch and rows of a window."""
     batch, rows, width = every_rule(draft_tokens, target_logits, draft_lens, None)
-    expect(num_shards in (1, 2, 4, 8, 16, 32, 64, 128), "num_shards", num_shards, "a power of two up to 128")
-    expect(0 <= shard < num_shards, "shard", shard, f"a rank, 0 to {num_shards - 1}")
+    expect(num_shards in NUM_SHARDS, "num_shards", num_shards, "a power of two up to 128")
+    whole_number("shard", shard, 0, num_shards - 1)
     whole_number("vocab_size", vocab_size, 1, min(width * num_shards, MAX_VOCAB))
     uniforms(uniforms_, batch, rows + 1)
     expect(draft_logits is None or draft_probs is None, "draft_probs", "draft_logits as well", "one draft law")
@@ -36,10 +37,17 @@ def shard(
     return batch, rows
 
 
+def ranks(statistics: Any, target_logits: Any) -> int:
+    """Returns how many ranks the statistics of these rows came from."""
+    array("target_logits", target_logits, ("B", "T", "V / n"), FLOATS)
+    return shard_statistics(statistics, *target_logits.shape[:2])
+
+
 def shard_statistics(statistics: Any, batch: int, rows: int) -> int:
     """Returns the number of ranks."""
     array("statistics", statistics, ("n", batch, rows, "5 * 128 / n + 2"), ("float32",))
     num_shards, *_, columns = statistics.shape
+    expect(num_shards in NUM_SHARDS, "statistics", f"{num_shards} ranks", "a power of two up to 128")
     expect(
         columns == 5 * (128 // num_shards) + 2,
         "statistics",
@@ -66,7 +74,7 @@ def shard_cuts(
     expect(draft in DRAFT_KINDS, "draft", repr(draft), " or ".join(map(repr, DRAFT_KINDS)))
     laws = 2 if draft == "logits" else 1
     array("candidates", candidates, (num_shards, laws, batch, rows, 8, 8 * (128 // num_shards)), FLOATS)
-    expect(1 <= vocab_size <= MAX_VOCAB, "vocab_size", vocab_size, f"1 to {MAX_VOCAB}")
+    whole_number("vocab_size", vocab_size, 1, MAX_VOCAB)
     sampling(batch, temperature, top_k, top_p, min_p)
     return batch
 
@@ -103,9 +111,10 @@ def shard_weights(
     """Returns the batch."""
     array("target_logits", target_logits, ("B", "T", "V / n"), FLOATS)
     batch, rows, width = target_logits.shape
-    expect(num_shards in (1, 2, 4, 8, 16, 32, 64, 128), "num_shards", num_shards, "a power of two up to 128")
-    expect(0 <= shard_ < num_shards, "shard", shard_, f"a rank, 0 to {num_shards - 1}")
-    expect(1 <= vocab_size <= width * num_shards, "vocab_size", vocab_size, f"1 to n * V / n = {width * num_shards}")
+    expect(num_shards in NUM_SHARDS, "num_shards", num_shards, "a power of two up to 128")
+    whole_number("shard", shard_, 0, num_shards - 1)
+    whole_number("vocab_size", vocab_size, 1, min(width * num_shards, MAX_VOCAB))
+    expect(cuts_ is not None, "cuts", None, "what `shard_cuts` gives")
     cuts(cuts_, batch, rows, "one_hot" if draft_logits is None else "logits")
     array("trials", trials, (cuts_.shape[0], batch, rows, "N"), ("float32",))
     if draft_logits is not None:
