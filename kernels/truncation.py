@@ -156,15 +156,14 @@ def flags_of(values, op0, operand0, op1=None, operand1=None):
 
 
 def deep_trips(deep, rows_a_trip):
-    """A register: how often `rows_a_trip` of the rows flagged in `deep` [1, n], or on the other core, if more, fit."""
+    """A register: trips of `rows_a_trip` rows for all flagged in `deep` [1, n], or on the other core, if more."""
     total = floats((1, 1))
     nisa.tensor_reduce(dst=total, op=nl.add, data=deep, axis=1)
-    trips = tensor_scalar(
-        most_of_cores(total), nl.add, (rows_a_trip - 1) / 2, nl.multiply, 1 / rows_a_trip
-    )  # rounded to the nearest, which is the quotient rounded up
-    register = nisa.register_alloc()
-    nisa.register_load(register, to_int(trips))
-    return register
+    # Rounded to the nearest whole number, this is the quotient rounded up.
+    quotient = tensor_scalar(most_of_cores(total), nl.add, (rows_a_trip - 1) / 2, nl.multiply, 1 / rows_a_trip)
+    trips = nisa.register_alloc()
+    nisa.register_load(trips, to_int(quotient))
+    return trips
 
 
 def take_flag(here, deep):
