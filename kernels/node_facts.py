@@ -4,7 +4,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import over_rows, select, to_int, to_rows
-from .row_laws import row_laws
+from .row_laws import laws_and_kinds, row_laws
 from .truncation import drop_below, put_threshold
 from .vocabulary import (
     FILL,
@@ -35,9 +35,7 @@ def node_columns(first, count, target_logits, draft_law, draft_kind, vocab_size,
     row_scales = floats((1, count, rows))
     nisa.tensor_copy(dst=row_scales, src=over_rows(scale, rows))
     row_scale = transpose(row_scales.reshape((1, num_rows)))
-    laws = [(target_logits, "logits")]
-    if draft_kind != "one_hot":
-        laws.append((draft_law, draft_kind))
+    laws = laws_and_kinds(target_logits, draft_law, draft_kind)
     laws = row_laws(laws, first, count, rows, row_scale, limits, vocab_size, partition_ids)
 
     found = floats((num_rows, NODE_FACTS))

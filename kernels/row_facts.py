@@ -6,7 +6,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .chain import load_sequences, load_tokens, over_rows, proposed, row_numbers, select, to_columns, to_rows, usable
-from .row_laws import row_laws
+from .row_laws import laws_and_kinds, row_laws
 from .statistics import entry_at, kept_mass
 from .truncation import put_threshold, row_parameters
 from .vocabulary import floats, tensor_scalar, tensor_tensor
@@ -66,11 +66,8 @@ def load_chains(draft_tokens, uniforms, draft_lens, temperature, truncation, fir
 def row_facts(chains, laws, ratios):
     """[1, ROW_FACTS, B, T] fp32, reading every target and draft row once; `ratios` says whether RATIO is wanted."""
     columns = row_columns(chains)
-    pairs = [(laws.target_logits, "logits")]
-    if laws.draft_kind != "one_hot":
-        pairs.append((laws.draft_law, laws.draft_kind))
     found = row_laws(
-        pairs,
+        laws_and_kinds(laws.target_logits, laws.draft_law, laws.draft_kind),
         chains.first,
         chains.count,
         chains.rows,
@@ -79,11 +76,10 @@ def row_facts(chains, laws, ratios):
         laws.vocab_size,
         laws.partition_ids,
     )
-    found[0]["entry"], draft_entry = token_entries(columns, chains, laws)
-    draft = None
-    if laws.draft_kind != "one_hot":
-        draft = found[1]
-        draft["entry"] = draft_entry
+    entries = token_entries(columns, chains, laws)
+    for i in range(len(found)):
+        found[i]["entry"] = entries[i]
+    draft = found[1] if len(found) == 2 else None
     return facts_of(chains, columns, found[0], draft, laws.draft_kind, ratios)
 
 

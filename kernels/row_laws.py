@@ -86,6 +86,13 @@ def row_laws(laws, first, count, rows, row_scale, limits, vocab_size, partition_
     return results
 
 
+def laws_and_kinds(target_logits, draft_law, draft_kind):
+    """The laws to read, as `row_laws` takes them: one-hot drafts have none."""
+    if draft_kind == "one_hot":
+        return [(target_logits, "logits")]
+    return [(target_logits, "logits"), (draft_law, draft_kind)]
+
+
 def combine_rows(lanes, row_scale):
     """A dictionary of `row_laws`, uncut, from [n, 128] maxima, totals and ids; row_scale [n, 1]."""
     maxima, totals, ids = lanes

@@ -6,6 +6,7 @@ import nki.language as nl
 
 from .chain import sequence_chunks
 from .row_facts import load_chains, row_columns, token_entries
+from .row_laws import laws_and_kinds
 from .shards import ENTRIES, LANE_STATISTICS, shard_laws
 from .statistics import lane_statistics
 from .truncation import BEST8, candidate_tile
@@ -61,9 +62,7 @@ def shard_statistics(
         chains = load_chains(draft_tokens, uniforms, draft_lens, temperature, None, first, count, rows, vocab_size)
         columns = row_columns(chains)
         entries = token_entries(columns, chains, laws)
-        pairs = [(target_logits, "logits")]
-        if draft_kind != "one_hot":
-            pairs.append((draft_law, draft_kind))
+        pairs = laws_and_kinds(target_logits, draft_law, draft_kind)
         scales = spread(columns[:, 0:1])
         parts, largest = [], []
         for i in range(len(pairs)):
