@@ -164,6 +164,32 @@ def test_blocks_over_ranks_pass_where_the_token_rule_rejects(backend):
     assert longer > 0
 
 
+@pytest.mark.parametrize("backend", ["reference", "emulator"])
+def test_a_block_passes_by_the_weighted_residual_mass_of_all_ranks(backend):
+    """The first draft's weight is 1/2. What then exceeds the draft's law is id 200 alone: 0.15, so u = 0.1 passes."""
+    target, draft = np.zeros((2, 256)), np.zeros((2, 256))
+    target[0, [3, 4]], draft[0, [3, 4]] = (0.4, 0.6), (0.8, 0.2)
+    target[1, [3, 10, 200]], draft[1, [3, 10, 200]] = (0.1, 0.5, 0.4), (0.65, 0.3, 0.05)
+    batch = 8
+    uniforms = np.full((batch, 4), 0.1, np.float32)
+    uniforms[:, 1] = 0.5
+    uniforms[:, 2] = (np.arange(batch) + 0.5) / batch
+    with np.errstate(divide="ignore"):
+        logits = np.log(target[[0, 1, 1]]).astype(np.float32)
+    case = {
+        "draft_tokens": np.full((batch, 2), 3, np.int32),
+        "target_logits": np.tile(logits, (batch, 1, 1)),
+        "uniforms": uniforms,
+        "draft_probs": np.tile(draft.astype(np.float32), (batch, 1, 1)),
+        "temperature": np.ones(batch, np.float32),
+        "draft_lens": np.full(batch, 2, np.int32),
+        "vocab_size": 256,
+    }
+    results = [over_ranks(case, num_shards, backend, rule="block") for num_shards in (1, 2, 4)]
+    for result in (draft_verify.rejection_sampling(**case, rule="block", backend=backend), *results):
+        assert result.tokens.tolist() == [[3, 200, -1]] * batch
+
+
 # More ids a lane than the 64 that are candidates of a lane; no width of a rank is a multiple of 8.
 DEEP_VOCABULARY = 128 * 72 - 4
 DEEP_LIMITS = [

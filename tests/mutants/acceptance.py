@@ -172,14 +172,14 @@ MUTANTS = [
         "kernels/shards.py",
         "src=values[shard, chains.first",
         "src=values[0, chains.first",
-        (f"{SHARDS}::test_blocks_over_ranks_pass_where_the_token_rule_rejects",),
+        (f"{SHARDS}::test_a_block_passes_by_the_weighted_residual_mass_of_all_ranks",),
     ),
     Mutant(
-        "the residual of a block over ranks leaves its weight out (kernel)",
+        "the residual of a block leaves its weight out (kernel)",
         "kernels/decision.py",
         "nisa.tensor_tensor(dst=total, data1=total, data2=weight, op=nl.multiply)",
         "nisa.tensor_tensor(dst=total, data1=total, data2=total, op=nl.maximum)",
-        (BLOCK,),
+        (f"{SHARDS}::test_a_block_passes_by_the_weighted_residual_mass_of_all_ranks",),
     ),
     Mutant(
         "a threshold that equals entries which are no candidates counts as found (kernel)",
