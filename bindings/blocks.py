@@ -9,6 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from draft_verify.arrays import from_lists
+from draft_verify.checks.general import dtype_name, expect, whole_number
+
 
 def blocks_needed(seq_lens: Any, num_draft_tokens: Any, block_size: int) -> Any:
     """Blocks that each sequence lacks for a window of K drafts: ceil((L + K + 1) / P) - ceil(L / P).
@@ -20,8 +23,12 @@ def blocks_needed(seq_lens: Any, num_draft_tokens: Any, block_size: int) -> Any:
 
     Returns:
         [B] of the same kind.
+
+    Raises:
+        ValueError: no whole numbers, or not as many as sequences.
     """
-    return _blocks(seq_lens + num_draft_tokens + 1, block_size) - _blocks(seq_lens, block_size)
+    lengths, drafts = _whole(seq_lens=seq_lens, num_draft_tokens=num_draft_tokens)
+    return _blocks(lengths + drafts + 1, block_size) - _blocks(lengths, block_size)
 
 
 def blocks_to_free(seq_lens: Any, num_accepted: Any, num_draft_tokens: Any, block_size: int) -> Any:
@@ -35,8 +42,12 @@ def blocks_to_free(seq_lens: Any, num_accepted: Any, num_draft_tokens: Any, bloc
 
     Returns:
         [B] of the same kind.
+
+    Raises:
+        ValueError: no whole numbers, or not as many as sequences.
     """
-    return _blocks(seq_lens + num_draft_tokens + 1, block_size) - _blocks(seq_lens + num_accepted + 1, block_size)
+    lengths, accepted, drafts = _whole(seq_lens=seq_lens, num_accepted=num_accepted, num_draft_tokens=num_draft_tokens)
+    return _blocks(lengths + drafts + 1, block_size) - _blocks(lengths + accepted + 1, block_size)
 
 
 def draft_cache_lens(seq_lens: Any, num_accepted: Any, draft_lens: Any) -> Any:
@@ -53,9 +64,26 @@ def draft_cache_lens(seq_lens: Any, num_accepted: Any, draft_lens: Any) -> Any:
 
     Returns:
         [B]: seq_lens + min(num_accepted + 1, draft_lens); an empty slot keeps its length.
+
+    Raises:
+        ValueError: no whole numbers, or not as many as sequences.
     """
-    return seq_lens + num_accepted + (num_accepted < draft_lens) + (num_accepted < 0)
+    lengths, accepted, drafts = _whole(seq_lens=seq_lens, num_accepted=num_accepted, draft_lens=draft_lens)
+    return lengths + accepted + (accepted < drafts) + (accepted < 0)
+
+
+def _whole(**arguments: Any) -> list[Any]:
+    """Checked: whole numbers, or arrays of them of one shape."""
+    values = [from_lists(name, value) for name, value in arguments.items()]
+    shapes = [tuple(value.shape) for value in values if getattr(value, "shape", ())]
+    for name, value in zip(arguments, values):
+        whole = "int" in dtype_name(value) if hasattr(value, "dtype") else hasattr(value, "__index__")
+        expect(whole, name, repr(value), "whole numbers")
+        shape = tuple(getattr(value, "shape", ()))
+        expect(shape in ((), shapes[0] if shapes else ()), name, f"shape {shape}", f"one of {shapes[:1]} or a number")
+    return values
 
 
 def _blocks(length: Any, block_size: int) -> Any:
+    whole_number("block_size", block_size, 1, 2**31 - 1)
     return (length + block_size - 1) // block_size

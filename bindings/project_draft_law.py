@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from draft_verify import checks
-from draft_verify.arrays import public
+from draft_verify.arrays import from_lists, public
 from draft_verify.backends import TRACING, launch_by_rows
-from draft_verify.checks.general import expect
+from draft_verify.checks.general import expect, whole_number
 from draft_verify.mask_logits import mask_logits
 from draft_verify.parameters import draft_law, per_sequence, truncation
 from draft_verify.reference.project_draft_law import invert_draft_to_target as inverse
@@ -30,6 +30,8 @@ def invert_draft_to_target(draft_to_target: Any, vocab_size: int) -> Any:
     Raises:
         ValueError: ids outside the target's vocabulary.
     """
+    draft_to_target = from_lists("draft_to_target", draft_to_target)
+    whole_number("vocab_size", vocab_size, 1, checks.acceptance.MAX_VOCAB)
     on_cpu = to_numpy(draft_to_target.cpu() if is_torch(draft_to_target) else draft_to_target)
     checks.acceptance.draft_to_target_ids(on_cpu, vocab_size)
     table = inverse(on_cpu, vocab_size)

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from draft_verify import checks
-from draft_verify.arrays import is_torch, public
+from draft_verify.arrays import from_lists, is_torch, public
 from draft_verify.backends import launch
+from draft_verify.checks.general import array, in_range, whole_number
 from draft_verify.reference import select as reference
 
 
@@ -49,7 +50,14 @@ def state_slots(num_accepted: Any, num_rows: int) -> Any:
 
     Returns:
         [B] int32, -1 for an empty slot.
+
+    Raises:
+        ValueError: a shape, dtype or value that does not fit.
     """
+    num_accepted = from_lists("num_accepted", num_accepted)
+    whole_number("num_rows", num_rows, 1, 2**31 - 1)
+    array("num_accepted", num_accepted, ("B",), ("int32",))
+    in_range("num_accepted", num_accepted, -1, num_rows - 1, f"-1 (empty slot) to T - 1 = {num_rows - 1}")
     if is_torch(num_accepted):
         torch = sys.modules["torch"]
         first = num_rows * torch.arange(len(num_accepted), dtype=torch.int32, device=num_accepted.device)

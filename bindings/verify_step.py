@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from numbers import Integral
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from draft_verify import checks
 from draft_verify.arrays import from_lists, is_torch, rehearse, to_numpy
 from draft_verify.caches import chain_path, expect_tensors
-from draft_verify.checks.general import FLOATS, array, expect, in_range, values_known
+from draft_verify.checks.general import FLOATS, array, expect, in_range, values_known, whole_number
 from draft_verify.commit_window import commit_window
 from draft_verify.greedy_acceptance import greedy_acceptance
 from draft_verify.reference.acceptance import Acceptance
@@ -136,11 +135,16 @@ def verify_step(
     }
     law = {name: value for name, value in law.items() if value is not None}
     rule = _rule(rule, seeds, uniforms, tree is not None, law)
-    caches = [caches] if isinstance(caches, CacheWindow) else [CacheWindow(*cache) for cache in caches]
-    lengths = (from_lists("seq_lens", seq_lens), from_lists("draft_lens", draft_lens))
-    seq_lens, draft_lens = _same_kind(*lengths)
+    caches = [caches] if isinstance(caches, CacheWindow) else caches
+    windows = isinstance(caches, tuple | list) and all(isinstance(cache, CacheWindow) for cache in caches)
+    expect(windows, "caches", type(caches).__name__, "CacheWindow, one or some")
+    if max_length is not None:
+        whole_number("max_length", max_length, 1, np.iinfo(np.int32).max)
+    stop_ids = _stop_ids(stop_token_ids)
+    seeds = from_lists("seeds", seeds)
+    seq_lens, draft_lens = _same_kind(from_lists("seq_lens", seq_lens), from_lists("draft_lens", draft_lens))
     if not _is_traced(seq_lens):
-        _check_lengths(target_logits, seq_lens, draft_lens)
+        _check_lengths(target_logits, seq_lens, draft_lens, seeds)
     rows = target_logits.shape[1]
     if max_length is not None:
         # A sequence has seq_lens + 1 tokens before the step: the cached ones and row 0.
@@ -165,7 +169,7 @@ def verify_step(
     else:
         acceptance = rejection_sampling(draft_tokens, target_logits, uniforms, rule=rule, **law, **shared)
     seq_lens, *accepted = _same_kind(seq_lens, *acceptance)
-    step = _cut(Acceptance(*accepted), seq_lens, _stop_ids(stop_token_ids), max_length)
+    step = _cut(Acceptance(*accepted), seq_lens, stop_ids, max_length)
     commits = [_commit(cache, seq_lens, step, backend, lnc) for cache in caches]
     if not _is_traced(seq_lens):
         for arguments in commits:  # all of them before anything is written
@@ -198,13 +202,15 @@ def _rule(rule: str | None, seeds: Any, uniforms: Any, is_tree: bool, law: dict[
     return rule
 
 
-def _check_lengths(target_logits: Any, seq_lens: Any, draft_lens: Any) -> None:
+def _check_lengths(target_logits: Any, seq_lens: Any, draft_lens: Any, seeds: Any) -> None:
     array("target_logits", target_logits, ("B", "T", "V"), FLOATS)
     seq_lens, draft_lens = to_numpy(seq_lens), to_numpy(draft_lens)
     batch = target_logits.shape[0]
     array("seq_lens", seq_lens, (batch,), ("int32",))
     if draft_lens is not None:
         array("draft_lens", draft_lens, (batch,), ("int32",))
+    if seeds is not None:
+        array("seeds", seeds, (batch,), checks.acceptance.SEEDS)
     if values_known(seq_lens, draft_lens):
         live = seq_lens if draft_lens is None else np.where(draft_lens >= 0, seq_lens, 0)
         in_range("seq_lens", live, 0, np.iinfo(np.int32).max, "0 or more, unless draft_lens is -1")
@@ -248,11 +254,13 @@ def _cut(acceptance: Acceptance, seq_lens: Any, stop_ids: Sequence[int], max_len
     )
 
 
-def _stop_ids(stop_token_ids: Sequence[int] | int | None) -> Sequence[int]:
+def _stop_ids(stop_token_ids: Any) -> list[int]:
     """As models' configurations give eos_token_id: none, one or several."""
-    if stop_token_ids is None:
-        return ()
-    return (stop_token_ids,) if isinstance(stop_token_ids, Integral) else stop_token_ids
+    ids = stop_token_ids.tolist() if hasattr(stop_token_ids, "tolist") else stop_token_ids
+    ids = [] if ids is None else list(ids) if isinstance(ids, Iterable) and not isinstance(ids, str) else [ids]
+    for token in ids:
+        whole_number("stop_token_ids", token, 0, np.iinfo(np.int32).max)
+    return ids
 
 
 def _is_traced(array: Any) -> bool:

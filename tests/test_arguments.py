@@ -7,12 +7,19 @@ import numpy as np
 import pytest
 
 from draft_verify import (
+    blocks_needed,
+    blocks_to_free,
     commit_window,
+    draft_cache_lens,
+    invert_draft_to_target,
     rejection_sampling,
+    ring_slots,
     save_ring,
+    state_slots,
     tree_acceptance,
     uniforms_for,
     verify_attention,
+    verify_step,
 )
 
 DRAFTS = np.array([[1], [2]], np.int32)
@@ -85,6 +92,14 @@ def test_lists_of_numbers_are_arrays(make, backend):
     np.testing.assert_array_equal(tree.tokens, empty.tokens)
 
 
+def test_bookkeeping_takes_lists_too():
+    assert blocks_needed([3, 16], 5, 16).tolist() == [0, 1]
+    assert blocks_to_free([15, 3], [0, 1], [5, 3], 16).tolist() == [1, 0]
+    assert draft_cache_lens([3, 4], [1, 2], [2, 2]).tolist() == [5, 6]
+    assert state_slots([1, -1], 4).tolist() == [1, -1]
+    assert invert_draft_to_target([1, 0, 1], 3).tolist() == [[1, 0, -1], [-1, 2, -1]]
+
+
 def test_whole_numbers_that_int32_does_not_hold_keep_their_bits():
     seeds = np.array([1 << 40, 2], np.int64)
     np.testing.assert_array_equal(uniforms_for(seeds.tolist(), [3, 4], 2), uniforms_for(seeds, [3, 4], 2))
@@ -120,6 +135,30 @@ WRONG = {
     "drafts that are no whole number": ("K", lambda: uniforms_for(SEED, SEED, 3.0)),
     "a window that is no whole number": ("sliding_window", lambda: attended(sliding_window=4.0)),
     "one slot for two cores": ("key_cache", lambda: attended(slots=1, backend="emulator", lnc=2)),
+}
+
+
+def stepped(**options):
+    inputs = {"draft_tokens": DRAFTS, "target_logits": LOGITS, "seq_lens": [3, 4]}
+    return verify_step(**{**inputs, **options})
+
+
+WRONG |= {
+    "arrays in place of caches": ("caches", lambda: stepped(caches=(LOGITS, LOGITS, LOGITS, LOGITS))),
+    "no caches": ("caches", lambda: stepped(caches=None)),
+    "too few seeds": ("seeds", lambda: stepped(seeds=[1])),
+    "a word that stops": ("stop_token_ids", lambda: stepped(stop_token_ids="2")),
+    "a fraction that stops": ("stop_token_ids", lambda: stepped(stop_token_ids=[2.5])),
+    "a longest sequence of fractions": ("max_length", lambda: stepped(max_length=4.5)),
+    "a longest sequence without tokens": ("max_length", lambda: stepped(max_length=0)),
+    "blocks of nothing": ("block_size", lambda: blocks_needed([3], 5, 0)),
+    "blocks of fractions": ("block_size", lambda: blocks_to_free([3], [1], 5, 2.5)),
+    "fractions of lengths": ("seq_lens", lambda: blocks_needed([3.5], 5, 16)),
+    "lengths of two batches": ("num_accepted", lambda: draft_cache_lens([3], [1, 2, 3], [2])),
+    "more accepted than there are rows": ("num_accepted", lambda: state_slots([9, 1], 4)),
+    "rows in words": ("num_rows", lambda: state_slots([1, 1], "x")),
+    "a window in words": ("window", lambda: ring_slots("x", 3)),
+    "a vocabulary in words": ("vocab_size", lambda: invert_draft_to_target([1, 2], "x")),
 }
 
 

@@ -12,6 +12,7 @@ from draft_verify.checks.general import FLOATS, array, expect, in_range, positiv
 MAX_ROWS = 128  # a row's facts share one partition each
 MAX_VOCAB = 1 << 22  # ids are exact in fp32, and the masses of one row fit on the chip
 MAX_PLACES = 50_000  # of a partition, where the draft ids of its target ids are
+SEEDS = ("uint32", "int32", "uint64", "int64")
 CHAIN_RULES = ("token", "block")
 TREE_RULES = ("greedy", "target_only", "without_replacement", "independent")
 
@@ -174,7 +175,7 @@ def project_draft_law(
 
 
 def uniforms_for(seeds: Any, positions: Any, K: int, purpose: str, purposes: tuple[str, ...]) -> None:
-    array("seeds", seeds, ("B",), ("uint32", "int32", "uint64", "int64"))
+    array("seeds", seeds, ("B",), SEEDS)
     array("positions", positions, tuple(seeds.shape), ("int32", "int64", "uint32"))
     in_range("positions", positions, 0, 2**32 - 1, "a position, 0 or more")
     expect(hasattr(K, "__index__") and K >= 0, "K", repr(K), "a number of drafts, 0 or more")
