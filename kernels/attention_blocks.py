@@ -121,10 +121,18 @@ def fetch_places(chunk, runs, first_run, index, places):
 
 
 def skip_dead_runs(chunk, slot, cache_rows, current, places):
-    """One past the cache's last row instead of the places of runs without a live slot: a gather skips that."""
-    dead = tile(places.shape, nl.uint8)
-    nisa.tensor_scalar(dst=dead, data=slot[:, :, 0], op0=nl.greater_equal, operand0=current.end[0 : chunk.partitions])
-    nisa.tensor_copy_predicated(dst=places, src=cache_rows, predicate=dead)
+    """Past the cache's last row instead of the places of runs without a live slot: a gather skips that.
+
+    By GpSimd, which gathers next.
+    """
+    dead = tile(places.shape, nl.int32)
+    past = tile(places.shape, nl.int32)
+    end = current.end[0 : chunk.partitions].broadcast(1, chunk.segments)
+    engine = nisa.engine.gpsimd
+    nisa.memset(dst=past, value=cache_rows, engine=engine)
+    nisa.tensor_tensor(dst=dead, data1=slot[:, :, 0], data2=end, op=nl.greater_equal, engine=engine)
+    nisa.tensor_tensor(dst=dead, data1=dead, data2=past, op=nl.multiply)
+    nisa.tensor_tensor(dst=places, data1=places, data2=dead, op=nl.add)
 
 
 def row_elements(shape, run):

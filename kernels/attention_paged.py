@@ -106,6 +106,10 @@ def attend_paged(shape, heads, operands, lengths, slot_cores):
         passes.append(outer_passes(shape, plan, operands, facts, sequence))
     # Until the first keys are there, the other engines have time.
     room = ragged_room(shape, ragged, groups[0][0], operands)
+    stride = in_slots_and_runs(ragged, ragged.step)
+    begins = []
+    for _ in range(shape.batch):
+        begins.append(in_slots_and_runs(ragged, 0))
     others = []
     windows = windows_of(walks[0], passes[0][0])
     for sequence in range(shape.batch):
@@ -119,7 +123,7 @@ def attend_paged(shape, heads, operands, lengths, slot_cores):
         attend_outer(walk, plan, facts, passes[sequence], places[sequence], windows, ahead)
         if coming != None:  # noqa: E711
             attend_between(walk, plan, facts, coming)
-        attend_ragged(walk, plan, facts, room)
+        attend_ragged(walk, plan, facts, room, begins[sequence], stride)
         others.append(other_states(walk))
         if sequence > 0:
             finish(walks[sequence - 1], others[sequence - 1], passes[sequence - 1][0])
@@ -216,13 +220,13 @@ def outer_passes(shape, plan, operands, facts, sequence):
     return passes
 
 
-def position_from(shape, facts, sequence, start):
+def position_from(shape, facts, sequence, start, engine=nisa.engine.vector):
     """The position of window row 0, counted from slot `start` [128, 1]; None where nothing asks for it."""
     if not shape.positioned:
         return None
     position = tile((PARTITIONS, 1))
     own = facts.lengths.position[:, sequence : sequence + 1]
-    nisa.tensor_tensor(dst=position, data1=own, data2=start, op=nl.subtract)
+    nisa.tensor_tensor(dst=position, data1=own, data2=start, op=nl.subtract, engine=engine)
     return position
 
 
@@ -380,22 +384,28 @@ def look_up(plan, sequence, coming, engine):
         nisa.tensor_tensor(dst=begin, data1=begin, data2=coming.stride, op=nl.add, engine=engine)
 
 
-def attend_ragged(walk, plan, facts, room):
-    """The passes of a sequence without dense ones: of each, what is not live is not loaded."""
+def attend_ragged(walk, plan, facts, room, begin, stride):
+    """The passes of a sequence without dense ones: of each, what is not live is not loaded.
+
+    Args:
+        room: as ragged_room leaves it.
+        begin: where the next pass begins, [128, 2] fp32: in slots, in runs.
+        stride: from a pass to the next, the same way.
+    """
     shape = walk.shape
     chunk = plan.ragged
     one = slice(walk.sequence, walk.sequence + 1)
-    begin = tile((PARTITIONS, 1))
-    nisa.memset(dst=begin, value=0.0, engine=nisa.engine.vector)
+    engine = nisa.engine.gpsimd
 
     def next_pass(_):
         end = tile((PARTITIONS, 1))
         index = tile((1, 1), nl.int32)
         places = tile((chunk.partitions, chunk.segments), nl.int32)
-        nisa.tensor_tensor(dst=end, data1=facts.lengths.cached[:, one], data2=begin, op=nl.subtract)
-        position = position_from(shape, facts, walk.sequence, begin)
-        nisa.tensor_scalar(dst=index, data=begin[0:1], op0=nl.multiply, operand0=1.0 / chunk.run)
-        nisa.tensor_scalar(dst=begin, data=begin, op0=nl.add, operand0=float(chunk.step))
+        cached = facts.lengths.cached[:, one]
+        nisa.tensor_tensor(dst=end, data1=cached, data2=begin[:, 0:1], op=nl.subtract, engine=engine)
+        position = position_from(shape, facts, walk.sequence, begin[:, 0:1], engine)
+        nisa.tensor_copy(dst=index, src=begin[0:1, 1:2], engine=engine)
+        nisa.tensor_tensor(dst=begin, data1=begin, data2=stride, op=nl.add, engine=engine)
         rows = facts.lengths.live_rows[:, one]
         current = Pass(walk.sequence, None, None, None, facts.none, end, rows, None, position)
         first_run = walk.sequence * plan.sequence_runs + chunk.first // chunk.run
