@@ -108,6 +108,8 @@ class RejectionSampler(torch.nn.Module):
                 minimum of tokens, other logits processors; or arguments that do not fit.
         """
         expect(seeds is None or uniforms is None, "uniforms", "seeds as well", "one of the two")
+        given = "none" if positions is None else "some"
+        expect((positions is None) == (seeds is None), "positions", given, "some with seeds, none without")
         parameters = _parameters(sampling_metadata)
         batch = windows(metadata)
         num_requests, num_drafts = batch.draft_tokens.shape

@@ -237,6 +237,9 @@ def test_seeds_make_a_step_reproducible_whoever_else_is_in_the_batch():
     assert torch.equal(both[1:], alone)
     with pytest.raises(ValueError, match="uniforms: got seeds as well"):
         sampler(metadata([0], []), None, logits[:1], GREEDY, uniforms=torch.full((1, 2), 0.5), seeds=seeds[:1])
+    for alone in ({"seeds": seeds[:1]}, {"positions": positions[:1]}):
+        with pytest.raises(ValueError, match="positions: got "):
+            sampler(metadata([0], []), None, logits[:1], GREEDY, **alone)
 
 
 def test_the_kernel_verifies_a_ragged_batch_of_mixed_requests_on_the_emulator():

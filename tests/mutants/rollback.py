@@ -238,15 +238,15 @@ MUTANTS = [
     Mutant(
         "blocks by the rule L % P == 1",
         "bindings/blocks.py",
-        "return _blocks(seq_lens + num_draft_tokens + 1, block_size) - _blocks(seq_lens, block_size)",
-        "return seq_lens % block_size == 1",
+        "return _blocks(lengths + drafts + 1, block_size) - _blocks(lengths, block_size)",
+        "return lengths % block_size == 1",
         ("tests/test_blocks.py",),
     ),
     Mutant(
         "the draft's cache is taken to hold every accepted token",
         "bindings/blocks.py",
-        "(num_accepted < draft_lens)",
-        "(num_accepted >= 0)",
+        "(accepted < drafts)",
+        "(accepted >= 0)",
         (
             "tests/test_blocks.py::test_t47_the_row_missing_after_all_drafts_were_accepted_is_fed_before_the_next_proposal",
         ),
