@@ -322,7 +322,7 @@ def _commit(point: dict[str, int], layout: str, tree: bool = False, stacked: boo
             entries = [entry[0] for entry in entries]
         lengths = np.full(batch, ROLLBACK_SLOTS // 2 + 5, np.int32)
         if tree:
-            options["path"] = _every_other_row(batch, rows, accepted)
+            options["path"] = _every_other_row(batch, accepted + 1, accepted)  # a tree so deep
         return (*entries, lengths, np.full(batch, accepted, np.int32)), options
 
     run = (accepted + 1) * size * 2  # of a head

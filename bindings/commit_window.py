@@ -44,7 +44,8 @@ def commit_window(
         key, value: [B, Hkv, T, D] fp32 or bf16, the cache's dtype unless that is fp8; D as rotated, B and T <= 128.
         seq_lens: [B] int32, tokens in the cache before the step.
         num_accepted: [B] int32, accepted drafts, 0..T-1; -1 is an empty slot, of which nothing is written.
-        path: [B, T] int32, the window rows kept, starting with 0 and rising (`Acceptance.path`); default 0, 1, 2, ...
+        path: [B, P] int32, the window rows kept, starting with 0 and rising (`Acceptance.path`, or its first columns,
+            as many as a tree is deep: each costs time whether it is used or not); default 0, 1, 2, ...
         block_table: [B, M] int32 ids of each sequence's blocks; entries past the last row written may be -1.
         cache_layout: see above.
         ring: position p lives in slot p mod S; only the last S accepted rows are kept. Positions below 2^24.
@@ -111,7 +112,7 @@ def commit_window(
                 lnc=lnc,
             )
 
-        rows = keys[0].shape[0] * keys[0].shape[2]
+        rows = keys[0].shape[0] * (keys[0].shape[2] if path is None else path.shape[1])
         outputs = by_layers(launch_some, value_caches, cache_layout, rows)
         key_caches, value_caches = map(written, (key_caches, value_caches), outputs)
     return (key_caches, value_caches) if layered else (key_caches[0], value_caches[0])

@@ -170,7 +170,8 @@ def verify_step(
         acceptance = rejection_sampling(draft_tokens, target_logits, uniforms, rule=rule, **law, **shared)
     seq_lens, *accepted = _same_kind(seq_lens, *acceptance)
     step = _cut(Acceptance(*accepted), seq_lens, stop_ids, max_length)
-    commits = [_commit(cache, seq_lens, step, backend, lnc) for cache in caches]
+    path = None if tree is None else _deep_enough(step.path, tree)
+    commits = [_commit(cache, seq_lens, step.num_accepted, path, backend, lnc) for cache in caches]
     if not _is_traced(seq_lens):
         for arguments in commits:  # all of them before anything is written
             if is_torch(seq_lens):
@@ -216,9 +217,26 @@ def _check_lengths(target_logits: Any, seq_lens: Any, draft_lens: Any, seeds: An
         in_range("seq_lens", live, 0, np.iinfo(np.int32).max, "0 or more, unless draft_lens is -1")
 
 
-def _commit(cache: CacheWindow, seq_lens: Any, step: Step, backend: str, lnc: int | None) -> dict[str, Any]:
+def _deep_enough(path: Any, tree: Any) -> Any:
+    """The columns of a path that a tree is deep enough for: all of them where its parents are not known."""
+    parents = None if _is_traced(tree) else to_numpy(tree)
+    if not isinstance(parents, np.ndarray):
+        return path
+    columns = 1
+    for row in np.atleast_2d(parents).tolist():
+        depths: list[int] = []
+        for parent in row:
+            depths.append(0 if parent < 0 else depths[parent] + 1)
+        columns = max(columns, *(depth + 1 for depth in depths))
+    path = path[:, :columns]
+    return path.contiguous() if is_torch(path) else np.ascontiguousarray(path)
+
+
+def _commit(
+    cache: CacheWindow, seq_lens: Any, num_accepted: Any, path: Any, backend: str, lnc: int | None
+) -> dict[str, Any]:
     """The arguments of a cache's commit."""
-    rows = {"seq_lens": seq_lens, "num_accepted": step.num_accepted, "path": step.path}
+    rows = {"seq_lens": seq_lens, "num_accepted": num_accepted, "path": path}
     return {**cache._asdict(), **rows, "backend": backend, "lnc": lnc}
 
 

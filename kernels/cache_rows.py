@@ -170,15 +170,15 @@ def as_flags(kept):
     return flags
 
 
-def flag_path(flags, path):
-    """Adds to `flags` [B, T] where `path` [B, T] does not start at 0, does not rise, or leaves the window."""
-    batch, window = path.shape
+def flag_path(flags, path, window):
+    """Adds to `flags` [B, P] where `path` [B, P] does not start at 0, does not rise, or leaves the window's rows."""
+    batch, entries = path.shape
     flag(flags, path, nl.greater_equal, float(window))
     flag(flags[:, 0:1], path[:, 0:1], nl.not_equal, 0.0)
-    if window > 1:
-        falls = nl.ndarray((batch, window - 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_tensor(dst=falls, data1=path[:, 1:window], data2=path[:, 0 : window - 1], op=nl.less_equal)
-        nisa.tensor_tensor(dst=flags[:, 1:window], data1=flags[:, 1:window], data2=falls, op=nl.add)
+    if entries > 1:
+        falls = nl.ndarray((batch, entries - 1), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.tensor_tensor(dst=falls, data1=path[:, 1:entries], data2=path[:, 0 : entries - 1], op=nl.less_equal)
+        nisa.tensor_tensor(dst=flags[:, 1:entries], data1=flags[:, 1:entries], data2=falls, op=nl.add)
 
 
 def last_rows(kept, num_accepted, slots, entry):

@@ -50,7 +50,7 @@ def commit_window(
         key_caches, value_caches: HBM tensors in `cache_layout`, one or a tuple with one a layer; written in place.
         keys, values: [B, Hkv, T, D], the windows, likewise.
         seq_lens, num_accepted: [B] int32.
-        path: [B, T] int32, the window rows kept; None for a chain, whose path is 0, 1, 2, ...
+        path: [B, P] int32, the window rows kept, P at most T; None for a chain, whose path is 0, 1, 2, ...
         block_table: [B, M] int32 for "NHPD" and "NPHD", else None.
         key_scales, value_scales: [layers, Hkv] fp32 for fp8 caches, else None.
         cache_layout: "BHSD", "BHDS", "NHPD" or "NPHD".
@@ -77,14 +77,15 @@ def commit(moves, lengths, cache_layout, chain, ring):
     zero = constant((nl.tile_size.pmax, 1), 0)  # first: buffers are zeroed while lengths are on their way
     seq_len = load_lengths(seq_lens)
     accepted = load_lengths(num_accepted)
-    entry = row_numbers(batch, rows)
+    entries = rows if chain else path.shape[1]
+    entry = row_numbers(batch, entries)
     row = entry
     slot, outside, offset = locate(add_lengths(seq_len, row), cache, cache_layout, block_table, ring)
     if not chain:
         row = load_path(path)
-        flag_path(outside, row)
+        flag_path(outside, row, rows)
     kept = kept_rows(accepted, outside, entry)
     if ring:
         kept = last_rows(kept, accepted, slots, entry)
-    most = min(rows, slots)
+    most = min(entries, slots)
     move_window(moves, cache_layout, block_table, ring, row, slot, offset, kept, most, chain, zero)

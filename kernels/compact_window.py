@@ -76,7 +76,7 @@ def compact(moves, lengths, cache_layout, scrub, ring):
     source_slot, wrong, _ = locate(add_lengths(seq_len, paths), cache, cache_layout, block_table, ring)
     target_slot, outside, _ = locate(add_lengths(seq_len, rows), cache, cache_layout, block_table, ring)
     nisa.tensor_tensor(dst=wrong, data1=wrong, data2=outside, op=nl.add)
-    flag_path(wrong, paths)
+    flag_path(wrong, paths, window)
     last = nl.ndarray((batch, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=last, src=load_lengths(draft_lens))
     flag(wrong, paths, nl.greater, last)

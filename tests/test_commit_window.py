@@ -81,6 +81,18 @@ def test_the_kernel_agrees_where_rows_need_more_than_one_tile(sizes):
     assert same_bytes(actual[0] + actual[1], expected[0] + expected[1])
 
 
+@pytest.mark.parametrize("batch", [4, 70])
+@pytest.mark.parametrize("cache_layout", ["BHSD", "BHDS", "NPHD"])
+def test_a_path_needs_no_more_columns_than_a_tree_is_deep(cache_layout, batch):
+    case = make_case(17, batch=batch, heads=8, rows=20, slots=26, head_dim=64, cache_layout=cache_layout, tree=True)
+    case.num_accepted = np.minimum(case.num_accepted, 3)
+    expected, actual = case.cache_copies(), case.cache_copies()
+    commit(case, expected, backend="reference")
+    case.path = np.ascontiguousarray(case.path[:, :4])
+    commit(case, actual, backend=BACKEND)
+    assert same_bytes(actual[0] + actual[1], expected[0] + expected[1])
+
+
 @pytest.mark.parametrize("cache_layout", ["BHSD", "BHDS", "NHPD", "NPHD"])
 def test_layers_in_one_tensor_are_further_sequences(cache_layout):
     """As the docstring says: one tensor's DMAs then serve all its layers."""
@@ -249,6 +261,8 @@ REFUSED = [
     ("num_accepted", "", lambda a: a["num_accepted"].fill(-2)),
     ("num_accepted", "", lambda a: a.update(num_accepted=a["num_accepted"].astype(np.float32))),
     ("path", "", lambda a: a.update(path=np.zeros((2, 3), np.int32))),
+    ("path", "", lambda a: a.update(path=np.tile(np.arange(5, dtype=np.int32), (2, 1)))),
+    ("num_accepted", "", lambda a: a.update(path=np.tile(np.arange(2, dtype=np.int32), (2, 1)))),
     ("path", "", lambda a: a.update(path=np.array([[0, 1, 2, -1], [1, 2, 3, -1]], np.int32))),
     ("path", "", lambda a: a.update(path=np.array([[0, 1, 2, -1], [0, 2, 1, -1]], np.int32))),
     ("path", "", lambda a: a.update(path=np.array([[0, 1, 2, -1], [0, 2, 4, -1]], np.int32))),

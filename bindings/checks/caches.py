@@ -241,9 +241,12 @@ def committed(seq_lens: Any, num_accepted: Any, path: Any, batch: int, rows: int
     """Checks the lengths of a step, and the path of the rows that it keeps."""
     array("seq_lens", seq_lens, (batch,), ("int32",))
     array("num_accepted", num_accepted, (batch,), ("int32",))
-    in_range("num_accepted", num_accepted, -1, rows - 1, f"-1 (empty slot) to T - 1 = {rows - 1}")
+    entries = rows
     if path is not None:
-        array("path", path, (batch, rows), ("int32",))
+        array("path", path, (batch, "P"), ("int32",))
+        entries = path.shape[1]
+        expect(1 <= entries <= rows, "path", f"{entries} columns", f"1 to T = {rows}")
+    in_range("num_accepted", num_accepted, -1, entries - 1, f"-1 (empty slot) to {entries - 1}")
     if not values_known(seq_lens, num_accepted, path):
         return
     for b in np.flatnonzero(num_accepted >= 0):
