@@ -11,6 +11,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 MAX_POSITION = 1 << 24  # fp32 holds every smaller integer
+ABSENT = (1 << 31) - 1  # an index out of range: an indirect DMA with oob_mode.skip leaves that row alone
 
 
 def load_lengths(lengths):
@@ -338,26 +339,21 @@ def cache_row_indices(result, index, exists, cache, cache_layout, parts):
         head_rows = cache.shape[2] * cache.shape[3]
     group_stride = heads // result.shape[1] * head_rows
     paged = cache_layout == "NHPD" or cache_layout == "NPHD"
-    num_rows = cache_rows(cache, cache_layout, parts).shape[0]
-    row_indices(result, index, exists, group_stride, 0 if paged else heads * head_rows, num_rows)
+    row_indices(result, index, exists, group_stride, 0 if paged else heads * head_rows)
 
 
-def row_indices(result, index, exists, group_stride, sequence_stride, num_rows):
-    """result [B, groups, C] int32 = each row to move; `num_rows`, one past the last row, where there is none.
-
-    An index out of range makes an indirect DMA with oob_mode.skip leave that row alone.
+def row_indices(result, index, exists, group_stride, sequence_stride):
+    """result [B, groups, C] int32 = each row to move, where there is one.
 
     Args:
         index: [B, C] int32, a token's first row, without the share of its sequence.
         exists: [B, C] uint8 flags.
         group_stride, sequence_stride: rows from one group to the next, from one sequence to the next.
-        num_rows: rows of the tensor being indexed.
     """
     shape = result.shape
     row = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=row, pattern=[[group_stride, shape[1]], [0, shape[2]]], offset=0, channel_multiplier=sequence_stride)
     nisa.tensor_tensor(dst=row, data1=row, data2=index.expand_dim(1).broadcast(1, shape[1]), op=nl.add)
-    nisa.memset(dst=result, value=num_rows)
     nisa.tensor_copy_predicated(dst=result, src=row, predicate=exists.expand_dim(1).broadcast(1, shape[1]))
 
 

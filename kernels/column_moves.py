@@ -3,7 +3,7 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .cache_rows import cache_row_indices, on_partitions, row_tiles
+from .cache_rows import ABSENT, cache_row_indices, constant, on_partitions, row_tiles
 from .row_moves import at_rows, to_float8, zeros
 from .window_runs import slots_of
 
@@ -44,8 +44,8 @@ def move_columns(moves, row, slot, length, end, longest, zero):
     first = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=first, src=slots_of(start, slot).expand_dim(2).broadcast(2, longest))
 
-    sources = nl.ndarray((batch, heads, segments, longest), dtype=nl.int32, buffer=nl.sbuf)
-    targets = nl.ndarray((batch, heads, segments, longest), dtype=nl.int32, buffer=nl.sbuf)
+    sources = constant((batch, heads, segments, longest), ABSENT)
+    targets = constant((batch, heads, segments, longest), ABSENT)
     by_column = (batch, heads, segments * longest)
     source_rows = slots_of(entry.reshape(columns), row)
     cache_row_indices(sources.reshape(by_column), source_rows, held.reshape(columns), window, "BHSD", 1)

@@ -4,6 +4,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .cache_rows import (
+    ABSENT,
     cache_row_indices,
     cache_rows,
     constant,
@@ -37,7 +38,7 @@ def move_runs(moves, source_layout, target_layout, runs, zero):
     """
     kinds = []
     for run in runs:
-        kinds.extend(kinds_of(moves, source_layout, target_layout, run))
+        kinds.extend(kinds_of(moves, source_layout, target_layout, run, len(runs) == 1))
     for first in range(0, len(kinds), MAX_KINDS):
         take_turns(moves, source_layout, target_layout, kinds[first : first + MAX_KINDS], zero)
 
@@ -79,10 +80,11 @@ def take_turns(moves, source_layout, target_layout, kinds, zero):
             nisa.dma_copy(dst=rows, src=buffer.reshape(rows.shape), oob_mode=nisa.oob_mode.skip)
 
 
-def kinds_of(moves, source_layout, target_layout, run):
+def kinds_of(moves, source_layout, target_layout, run, alone):
     """What the DMAs of a run need, for each of its tiles: (size, heads, parts, tile, indices, []).
 
     A partition moves `heads` heads, or one of `parts` parts of one. It has an index for each source, and the target's.
+    `alone`: all rows move one by one.
     """
     size, sources, source_exists, target_first, target_exists = run
     source, target, _, _ = moves[0]
@@ -99,15 +101,18 @@ def kinds_of(moves, source_layout, target_layout, run):
     if transposed and groups == heads:
         parts = head_parts(head_dim, head_bytes, batch * groups * columns)
 
-    # The indices of a run side by side: a descriptor of many bytes takes no longer than one of 4.
-    rows = nl.ndarray((batch, groups, columns * parts, len(sources) + 1), dtype=nl.int32, buffer=nl.sbuf)
+    # A DMA engine serves 8 partitions: short descriptors are spread over all of them. The indices of a run stand side
+    # by side: a descriptor of many bytes takes no longer than one of 4.
+    columns = columns * parts
+    spread = max(1, nl.tile_size.pmax // (batch * groups * columns)) if alone else 1
+    rows = constant((batch, groups, columns, spread, len(sources) + 1), ABSENT)
     for number in range(len(sources)):
         first, exists = cut(sources[number], source_exists, source, source_layout, parts)
-        cache_row_indices(rows[:, :, :, number], first, exists, source, source_layout, parts)
+        cache_row_indices(rows[:, :, :, 0, number], first, exists, source, source_layout, parts)
     first, exists = cut(target_first, target_exists, target, target_layout, parts)
-    cache_row_indices(rows[:, :, :, len(sources)], first, exists, target, target_layout, parts)
+    cache_row_indices(rows[:, :, :, 0, len(sources)], first, exists, target, target_layout, parts)
     kinds = []
-    for entry in index_tiles(rows):
+    for entry in index_tiles(rows.reshape((batch, groups, columns * spread, len(sources) + 1))):
         tile, indices = entry
         kinds.append((size, heads // groups, parts, tile, indices, []))
     return kinds

@@ -3,7 +3,16 @@
 import nki.isa as nisa
 import nki.language as nl
 
-from .cache_rows import load_lengths, not_negative, on_partitions, row_indices, row_numbers, row_tiles
+from .cache_rows import (
+    ABSENT,
+    constant,
+    load_lengths,
+    not_negative,
+    on_partitions,
+    row_indices,
+    row_numbers,
+    row_tiles,
+)
 
 MIN_PART = 1024  # elements of a descriptor, 2 KiB or more: shorter ones waste DMA time
 MAX_PIECE = 4096  # elements a partition at a time: 16 KiB in fp32, so that several pieces fit beside each other
@@ -80,6 +89,6 @@ def part_indices(num_accepted, window, parts):
         op1=nl.multiply,
         operand1=not_negative(accepted),
     )
-    result = nl.ndarray((batch, 1, parts, 1), dtype=nl.int32, buffer=nl.sbuf)
-    row_indices(result[:, :, :, 0], index, exists.broadcast(1, parts), 0, window * parts, batch * window * parts)
+    result = constant((batch, 1, parts, 1), ABSENT)
+    row_indices(result[:, :, :, 0], index, exists.broadcast(1, parts), 0, window * parts)
     return result

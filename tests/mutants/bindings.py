@@ -18,10 +18,17 @@ MUTANTS = [
         ("tests/test_verify_step.py",),
     ),
     Mutant(
-        "a cut step commits the uncut path",
+        "a cut step commits all that was accepted",
         "bindings/verify_step.py",
-        "_commit(cache, seq_lens, step, backend, lnc) for",
-        "_commit(cache, seq_lens, acceptance, backend, lnc) for",
+        "_commit(cache, seq_lens, step.num_accepted, path, backend, lnc) for",
+        "_commit(cache, seq_lens, acceptance.num_accepted, path, backend, lnc) for",
+        ("tests/test_verify_step.py",),
+    ),
+    Mutant(
+        "a tree is taken to be a level less deep than it is",
+        "bindings/verify_step.py",
+        "*(depth + 1 for depth in depths)",
+        "*depths",
         ("tests/test_verify_step.py",),
     ),
     Mutant(

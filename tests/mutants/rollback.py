@@ -102,6 +102,13 @@ MUTANTS = [
         (RUNS,),
     ),
     Mutant(
+        "where rows are spread over the partitions, one is gathered here and written from there",
+        "kernels/row_moves.py",
+        "rows[:, :, :, 0, len(sources)]",
+        "rows[:, :, :, spread - 1, len(sources)]",
+        (COMMIT,),
+    ),
+    Mutant(
         "a tree's run is its first row over and over",
         "kernels/window_moves.py",
         "op0=nl.add, operand0=float(number)",
