@@ -130,11 +130,11 @@ def check(program: Program) -> None:
                 full = Refusal(f"{buffer.upper()} is full: more {what} are live at once than there are", core=core,
                                live=most.amount, limit=limit,
                                largest=[f"{s} {s.source}" for s in largest[:4]])  # fmt: skip
-                full.where = f"{where}: "
                 size = sbuf_bytes if buffer == "sbuf" else psum_banks
-                if program.strict or size(largest[0]) > limit:
+                if size(largest[0]) > limit:
+                    full.where = f"{where}: "
                     raise full
-                program.notes.append(f"{full}; the compiler spills")
+                program.note(f"{full}; the compiler spills", where)
         registers = peak_registers(block)
         if registers > REGISTERS:
             program.notes.append(

@@ -26,20 +26,25 @@ class Kernel:
     """A kernel and its launch grid. Calling it on arrays traces it once per shapes, dtypes and constants, and runs it;
     called from another kernel it is a plain function."""
 
-    def __init__(self, function, lnc: int = 1, grid_ndim: int = 0, programs: dict | None = None):
+    def __init__(self, function, lnc: int = 1, grid_ndim: int = 0, programs: dict | None = None, schedule=()):
         functools.update_wrapper(self, function)
         self.function = function
         self.signature = inspect.signature(function)
         self.lnc = lnc
         self.grid_ndim = grid_ndim
         self.programs = {} if programs is None else programs
+        self.schedule = schedule
 
     def __getitem__(self, grid) -> Kernel:
         if isinstance(grid, tuple) and len(grid) == 1:
             grid = grid[0]
         if grid not in (1, 2):
             raise Refusal("the launch grid is 1 or 2, the cores of a logical NeuronCore", grid=grid)
-        return Kernel(self.function, grid, 1, self.programs)
+        return Kernel(self.function, grid, 1, self.programs, self.schedule)
+
+    def with_schedule(self, edges) -> Kernel:
+        """This kernel with scheduling edges: pairs of an instruction's name and the name(s) it depends on."""
+        return Kernel(self.function, self.lnc, self.grid_ndim, schedule=tuple(edges))
 
     def __call__(self, *args, **kwargs):
         if context.tracing():
@@ -82,8 +87,9 @@ class Kernel:
         returned = []
         for core in range(self.lnc):
             opaque = self._opaque_arguments(arguments, program)
-            with Tracer(program, core).active():
+            with Tracer(program, core).active() as tracer:
                 returned.append(self.function(*opaque.args, **opaque.kwargs))
+                tracer.add_schedule(self.schedule)
         program.outputs = _outputs(returned, program)
         _check_static_dmas(program)
         for check in (races.check, initialisation.check, capacity.check):
@@ -245,12 +251,19 @@ def _check_static_dmas(program: Program) -> None:
 
 
 def _outputs(results, program: Program):
-    """What the kernel returned, checked: shared HBM tensors, the same ones on both cores."""
+    """What the kernel returned, checked: shared HBM tensors, the same ones on both cores; None where it writes one of
+    its arguments."""
     first = results[0]
+    if first is None and any(storage.written for storage in program.inputs):
+        return None
     if isinstance(first, list):
         first = tuple(first)
     tensors = first if isinstance(first, tuple) else (first,)
     for tensor in tensors:
+        if isinstance(tensor, NkiTensor) and tensor.storage.buffer == "private_hbm" and program.lnc == 1:
+            # The documentation disagrees with itself: its tutorials do, its migration guide calls it an error.
+            program.note("a kernel returns tensors in shared_hbm, this one is in private_hbm", tensor.storage.source)
+            tensor.storage.buffer = "shared_hbm"
         if not isinstance(tensor, NkiTensor) or tensor.storage.buffer != "shared_hbm":
             raise Refusal("a kernel returns tensors in shared_hbm, one or a tuple", returned=tensor)
         if tensor.storage.kind == "internal":

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .instruction import Call, Instruction
+from .instruction import Call, Instruction, Refusal
 from .opaque import VirtualRegister
 from .tensor import NkiTensor, Storage
 
@@ -69,8 +69,9 @@ class Program:
     """A kernel traced for one set of shapes, dtypes and constants; runs any number of times.
 
     cores: one Block per physical core. inputs: storages of the tensor arguments, in order. outputs: what the kernel
-    returned, a tensor or a tuple of tensors. notes: risky but legal uses. trips: executed trip counts of each loop in
-    the last run. moved: of each DMA that skips rows out of range, how many it moved in the last run, of how many.
+    returned, a tensor, a tuple of tensors, or None. notes: risky but legal uses. trips: executed trip counts of each
+    loop in the last run. moved: of each DMA that skips rows out of range, how many it moved in the last run, of how
+    many.
     """
 
     def __init__(self, name: str, lnc: int, grid_ndim: int, strict: bool):
@@ -80,7 +81,7 @@ class Program:
         self.strict = strict
         self.cores: list[Block] = []
         self.inputs: list[Storage] = []
-        self.outputs: NkiTensor | tuple = ()
+        self.outputs: NkiTensor | tuple | None = ()
         self.notes: list[str] = []
         self.storages: list[Storage] = []
         self.trips: dict[Loop, int] = {}
@@ -88,17 +89,29 @@ class Program:
         self.probed: frozenset[Call] = frozenset()  # calls of which a run only looks at the indices
         self._linked = None
 
+    def note(self, text: str, where: str) -> None:
+        """Records what is risky but legal at a line of the kernel; an error under strict."""
+        if self.strict:
+            refusal = Refusal(f"{text} (a note; an error under strict=True)")
+            refusal.where = f"{where}: "
+            raise refusal
+        line = f"{where}: {text}"
+        if line not in self.notes:
+            self.notes.append(line)
+
     def calls(self, core: int = 0) -> Iterator[Call]:
         """All calls of a core in program order, loop bodies once."""
         return self.cores[core].calls()
 
     def output_tensors(self) -> tuple[NkiTensor, ...]:
+        if self.outputs is None:
+            return ()
         return self.outputs if isinstance(self.outputs, tuple) else (self.outputs,)
 
     def run(self, *arrays: np.ndarray):
         """Runs on one array per tensor argument; inputs that the kernel writes are changed in place.
 
-        Returns an array, or a tuple of arrays, as the kernel did. Raises Refusal where a dynamic access leaves its
+        Returns an array, a tuple of arrays or None, as the kernel did. Raises Refusal where a dynamic access leaves its
         tensor, reads what was never written, or scatters twice to one row.
         """
         from .run import Linked

@@ -154,6 +154,8 @@ class Linked:
         for array, flat in copies:
             array[...] = flat.reshape(array.shape)
         outputs = tuple(self._result(tensor, results[tensor.storage]) for tensor in program.output_tensors())
+        if program.outputs is None:
+            return None
         return outputs if isinstance(program.outputs, tuple) else outputs[0]
 
     def _result(self, tensor: NkiTensor, array: np.ndarray) -> np.ndarray:

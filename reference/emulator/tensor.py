@@ -103,6 +103,11 @@ class NkiTensor(Opaque):
         return MemoryRegion(self.storage.buffer)
 
     @property
+    def address(self) -> tuple[int, int] | None:
+        """(partition, byte offset) where the kernel chose it."""
+        return self.storage.address
+
+    @property
     def is_sbuf(self) -> bool:
         return self.storage.buffer == "sbuf"
 

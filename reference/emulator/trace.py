@@ -47,14 +47,7 @@ class Tracer:
             tracers.pop()
 
     def note(self, text: str, where: str | None = None) -> None:
-        where = where or kernel_line()
-        if self.program.strict:
-            refusal = Refusal(f"{text} (a note; an error under strict=True)")
-            refusal.where = f"{where}: "
-            raise refusal
-        line = f"{where}: {text}"
-        if line not in self.program.notes:
-            self.program.notes.append(line)
+        self.program.note(text, where or kernel_line())
 
     def emit(self, instruction, args, kwargs):
         """Checks one instruction and appends it; returns its opaque handle."""
@@ -104,6 +97,20 @@ class Tracer:
             if producer.loop not in (None, consumer.loop):
                 raise Refusal("a scheduling edge must not cross the boundary of a runtime loop")
         consumer.depends.extend(producers)
+
+    def add_schedule(self, schedule) -> None:
+        """Edges of `Kernel.with_schedule`, between instructions by name."""
+        named = {call.args["name"]: call for call in self.block.calls() if call.args.get("name")}
+        for consumer, producers in schedule:
+            producers = [producers] if isinstance(producers, str) else producers
+            for name in (consumer, *producers):
+                if name not in named:
+                    raise Refusal("with_schedule names an instruction that the kernel does not have", name=name)
+            for producer in map(named.get, producers):
+                if producer.index > named[consumer].index:
+                    self.note("with_schedule against program order: here instructions run in program order")
+                else:
+                    self.add_edges(named[consumer], [producer])
 
     def storage(self, shape, dtype, buffer, name="", address=None, constant=None):
         """Allocates memory; both cores of an LNC pair get the same shared tensor."""

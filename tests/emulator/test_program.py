@@ -339,3 +339,63 @@ def test_trip_counts_of_the_last_run_are_kept():
     for count, trips in ((0, 0), (1, 0), (2, 1), (8, 4)):
         result = program.run(np.zeros((4, 8), np.float32), np.array([count], np.int32))
         assert list(program.trips.values()) == [trips] and (result == trips).all()
+
+
+def test_a_kernel_that_returns_nothing_writes_its_arguments():
+    @nki.jit
+    def doubled(x, out):
+        tile = nl.load(x)
+        nl.store(out, nl.add(tile, tile))
+
+    x, out = np.ones((4, 8), np.float32), np.zeros((4, 8), np.float32)
+    assert doubled(x, out) is None and (out == 2).all()
+    with pytest.raises(emulator.Refusal, match="a kernel returns tensors in shared_hbm"):
+        emulator.trace(lambda x: None, x)
+
+
+def test_a_result_in_private_hbm_is_noted_on_one_core_and_refused_on_two():
+    def kernel(x):
+        out = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.hbm)
+        nl.store(out, nl.load(x))
+        return out
+
+    x = np.ones((4, 8), np.float32)
+    program = emulator.trace(kernel, x, strict=False)
+    assert "returns tensors in shared_hbm" in program.notes[0] and (program.run(x) == x).all()
+    for launched, strict in ((emulator.jit(kernel), True), (emulator.jit(kernel)[2], False)):
+        with pytest.raises(emulator.Refusal, match="returns tensors in shared_hbm"):
+            emulator.trace(launched, x, strict=strict)
+
+
+def test_scheduling_edges_are_given_by_name():
+    @nki.jit
+    def kernel(x):
+        tile = nl.load(x)
+        first, second = (nl.ndarray((4, 8), nl.float32) for _ in range(2))
+        nisa.reciprocal(first, tile, name="first")
+        nisa.activation(second, nl.square, tile, name="second")
+        out = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, nl.add(first, second))
+        return out
+
+    x = np.full((4, 8), 2, np.float32)
+    for producers in ("first", ["first"]):
+        program = emulator.trace(kernel.with_schedule([("second", producers)]), x)
+        reciprocal, square = [call for call in program.calls() if call.args.get("name")]
+        assert square.depends == [reciprocal] and not reciprocal.depends
+        assert (program.run(x) == 4.5).all()
+    assert not any(call.depends for call in emulator.trace(kernel, x).calls())
+    with pytest.raises(emulator.Refusal, match=r"an instruction that the kernel does not have.*third"):
+        emulator.trace(kernel.with_schedule([("second", "third")]), x)
+
+
+def test_a_tensor_knows_the_address_that_the_kernel_chose():
+    def kernel(x):
+        tile = nl.ndarray((4, 8), nl.float32, address=(0, 64))
+        assert tile.address == (0, 64) and x.address is None
+        nisa.dma_copy(tile, x)
+        out = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, tile)
+        return out
+
+    emulator.trace(kernel, np.ones((4, 8), np.float32))
