@@ -91,6 +91,71 @@ def _run_time_writes(program: Program) -> set[Storage]:
     return uncertain
 
 
+class PsumStates:
+    """The states of one PSUM tensor's elements, by byte address; one byte stands for its element.
+
+    Accumulating matmuls ask for the same regions over and over: `regions` holds disjoint ones of a single state each,
+    which `bytes` does not know yet.
+    """
+
+    def __init__(self, storage: Storage):
+        self.bytes = np.zeros(storage.nbytes, np.uint8)
+        self.regions: dict[tuple, tuple[NkiTensor, int]] = {}
+
+    def settled(self) -> np.ndarray:
+        for tensor, state in self.regions.values():
+            self._view(tensor)[...] = state
+        self.regions.clear()
+        return self.bytes
+
+    def of(self, tensor: NkiTensor) -> set[int]:
+        """The states that elements of a region have."""
+        if _place(tensor) in self.regions:
+            return {self.regions[_place(tensor)][1]}
+        self._settle_around(tensor)
+        region = self._view(tensor)
+        lowest, highest = int(region.min()), int(region.max())
+        return {lowest} if lowest == highest else set(np.unique(region).tolist())
+
+    def put(self, tensor: NkiTensor, state: int) -> None:
+        if _place(tensor) not in self.regions:
+            self._settle_around(tensor)
+        self.regions[_place(tensor)] = tensor, state
+
+    def replace(self, tensor: NkiTensor, old: int, new: int) -> None:
+        """Elements of a region in one state get into another."""
+        states = self.of(tensor)
+        if states == {old}:
+            self.put(tensor, new)
+        elif old in states:
+            region = self._view(tensor)
+            region[region == old] = new
+
+    def _settle_around(self, tensor: NkiTensor) -> None:
+        if any(_may_overlap(tensor, other) for other, _ in self.regions.values()):
+            self.settled()
+
+    def _view(self, tensor: NkiTensor) -> np.ndarray:
+        size = tensor.itemsize
+        return np.ndarray(tensor.shape, np.uint8, self.bytes, tensor.offset * size, [s * size for s in tensor.strides])
+
+
+def _place(tensor: NkiTensor) -> tuple:
+    return tensor.offset, tensor.shape, tensor.strides, tensor.itemsize
+
+
+def _may_overlap(one: NkiTensor, other: NkiTensor) -> bool:
+    """Whether the partitions and the stretches of them that two views cover meet."""
+    (low, high, first, last), (other_low, other_high, other_first, other_last) = _extent(one), _extent(other)
+    return low < other_high and other_low < high and first < other_last and other_first < last
+
+
+def _extent(tensor: NkiTensor) -> tuple[int, int, int, int]:
+    partition, start = divmod(tensor.offset, tensor.partition_elements)
+    end = start + sum((count - 1) * stride for stride, count in tensor.pattern[1:]) + 1
+    return partition, partition + tensor.shape[0], start * tensor.itemsize, end * tensor.itemsize
+
+
 class _Pass:
     """The state at one point of one core's program. `written` of shared tensors is common to both cores."""
 
@@ -98,7 +163,7 @@ class _Pass:
         self.shared = shared
         self.uncertain = uncertain
         self.written: dict[Storage, Written] = {}
-        self.psum: dict[Storage, np.ndarray] = {}
+        self.psum: dict[Storage, PsumStates] = {}
         self.registers: set[VirtualRegister] = set()
 
     def state(self, storage: Storage) -> Written:
@@ -131,7 +196,9 @@ class _Pass:
             return
         targets = {t.storage for call in loop.body.calls() for _, t, access in call.tensors() if access == "write"}
         before = {storage: self.state(storage).copy() for storage in targets}
-        psum_before = {storage: self.psum_state(storage).copy() for storage in targets if storage.buffer == "psum"}
+        psum_before = {
+            storage: self.psum_states(storage).settled().copy() for storage in targets if storage.buffer == "psum"
+        }
         yield from self.block(loop.body)
         if loop.next_condition is not None and loop.next_condition not in self.registers:
             refusal = Refusal(
@@ -143,14 +210,15 @@ class _Pass:
             # A later iteration starts from what the first one left: accumulation must be as valid there.
             for storage in psum_before:
                 if storage.loop is loop:  # born anew in each iteration
-                    self.psum[storage] = psum_before[storage].copy()
+                    self.psum[storage].settled()[:] = psum_before[storage]
             yield from self.block(loop.body)
         if not loop.static_trips:
             for storage, state in before.items():
                 states = self.shared if storage.buffer == "shared_hbm" else self.written
                 states[storage] = state
-            for storage, state in psum_before.items():
-                self.psum[storage] = np.minimum(self.psum[storage], state)
+            for storage, before_loop in psum_before.items():
+                after = self.psum[storage].settled()
+                np.minimum(after, before_loop, out=after)
 
     def call(self, call: Call) -> None:
         for name, value in call.args.items():
@@ -181,8 +249,7 @@ class _Pass:
         storage = tensor.storage
         state = self.state(storage)
         if tensor.is_psum:
-            region = self._psum_region(tensor)
-            region[region == GROUP] = GROUP_READ
+            self.psum_states(storage).replace(tensor, GROUP, GROUP_READ)
         if state.everything or (state.covers(tensor) and not tensor.is_indirect()):
             return
         if storage in self.uncertain:
@@ -199,36 +266,30 @@ class _Pass:
             storage.poisoned = True
             call.note(str(refusal))
 
-    def psum_state(self, storage: Storage) -> np.ndarray:
+    def psum_states(self, storage: Storage) -> PsumStates:
         if storage not in self.psum:
-            self.psum[storage] = np.zeros(storage.nbytes, np.uint8)
+            self.psum[storage] = PsumStates(storage)
         return self.psum[storage]
 
-    def _psum_region(self, tensor: NkiTensor) -> np.ndarray:
-        """State by byte address; one byte stands for its element."""
-        size = tensor.itemsize
-        state = self.psum_state(tensor.storage)
-        return np.ndarray(tensor.shape, np.uint8, state, tensor.offset * size, [s * size for s in tensor.strides])
-
     def _write_psum(self, call: Call, tensor: NkiTensor) -> None:
-        region = self._psum_region(tensor)
+        psum = self.psum_states(tensor.storage)
         if call.instruction.name != "nc_matmul":
-            region[...] = ZERO if call.instruction.name == "memset" and call.value == 0 else VALUE
+            psum.put(tensor, ZERO if call.instruction.name == "memset" and call.value == 0 else VALUE)
             return
+        states = psum.of(tensor)
         accumulate = call.args["accumulate"]
         if accumulate is None:
             call.note("accumulate is inferred: pass it explicitly")
             # UNVERIFIED whether the first write that overwrites may be a memset; over zeros both readings agree.
-            blank = (region == UNDEFINED) | (region == ZERO)
-            accumulate = not blank.any()
-            if not accumulate and not blank.all():
+            blank = states & {UNDEFINED, ZERO}
+            if blank and states - blank:
                 raise Refusal("accumulate=None where part of dst was written before and part was not", dst=tensor)
-            call.args["accumulate"] = accumulate
-        if accumulate and (region == UNDEFINED).any():
+            accumulate = call.args["accumulate"] = not blank
+        if accumulate and UNDEFINED in states:
             raise Refusal("accumulate=True into PSUM that no matmul has started with accumulate=False", dst=tensor)
-        if accumulate and ((region == VALUE) | (region == ZERO)).any():
+        if accumulate and states & {VALUE, ZERO}:
             raise Refusal("accumulate=True into PSUM that another instruction than a matmul wrote: undefined on trn2",
                           dst=tensor)  # fmt: skip
-        if not accumulate and (region == GROUP).any():
+        if not accumulate and GROUP in states:
             call.note("a new accumulation group starts where the previous one was never read")
-        region[...] = GROUP
+        psum.put(tensor, GROUP)

@@ -64,12 +64,12 @@ class Storage:
 class NkiTensor(Opaque):
     """A view of a storage. Strides and offset count elements of `dtype` over the raw storage."""
 
-    __slots__ = ("dtype", "index_bound", "index_stride", "indirect_dim", "offset", "scalar_offset", "shape", "storage",
-                 "strides", "vector_offset")  # fmt: skip
+    __slots__ = ("dtype", "index_bound", "index_stride", "indirect_dim", "offset", "outside", "scalar_offset", "shape",
+                 "storage", "strides", "vector_offset")  # fmt: skip
     kind = "tensor"
 
     def __init__(self, storage, shape, strides, offset, dtype, scalar_offset=None, vector_offset=None,
-                 indirect_dim=None, index_stride=0, index_bound=None):  # fmt: skip
+                 indirect_dim=None, index_stride=0, index_bound=None, outside=False):  # fmt: skip
         self.storage = storage
         self.shape = shape
         self.strides = strides
@@ -80,6 +80,7 @@ class NkiTensor(Opaque):
         self.indirect_dim = indirect_dim
         self.index_stride = index_stride  # elements that one unit of the dynamic offset moves
         self.index_bound = index_bound  # dynamic offsets must be below it, None: only inside the storage
+        self.outside = outside  # a view of what reaches past its storage: may do so too
 
     @classmethod
     def whole(cls, storage: Storage) -> NkiTensor:
@@ -90,6 +91,7 @@ class NkiTensor(Opaque):
         return NkiTensor(
             self.storage, tuple(shape), tuple(strides), self.offset if offset is None else offset, self.dtype,
             self.scalar_offset, self.vector_offset, self.indirect_dim, self.index_stride, self.index_bound,
+            self.outside,
         )  # fmt: skip
 
     # What a view is.
@@ -326,7 +328,7 @@ class NkiTensor(Opaque):
             raise Refusal("view: not supported on a dynamically addressed view", tensor=self)
         old, new = self.itemsize, dtype.itemsize
         if old == new:
-            return NkiTensor(self.storage, self.shape, self.strides, self.offset, dtype)
+            return NkiTensor(self.storage, self.shape, self.strides, self.offset, dtype, outside=self.outside)
         if self.strides[-1] != 1 and self.shape[-1] != 1:
             raise Refusal("view: the last dimension must be contiguous", pattern=self.pattern)
         quantities = (self.offset, self.shape[-1], *(s for s, n in zip(self.strides[:-1], self.shape) if n > 1))
@@ -336,7 +338,7 @@ class NkiTensor(Opaque):
             )
         shape = (*self.shape[:-1], self.shape[-1] * old // new)
         strides = (*(stride * old // new for stride in self.strides[:-1]), 1)
-        return NkiTensor(self.storage, shape, strides, self.offset * old // new, dtype)
+        return NkiTensor(self.storage, shape, strides, self.offset * old // new, dtype, outside=self.outside)
 
     reinterpret_cast = view
 
@@ -373,6 +375,7 @@ class NkiTensor(Opaque):
             dim = self._dim(indirect_dim, allow_partition=self.is_hbm, what="addressed at run time")
             view._indirect(scalar_offset=scalar_offset, dim=dim, stride=int(self.strides[dim] * scale), bound=None)
         _check_pattern(view)
+        view.outside = past_storage(view) is not None
         return view
 
 
@@ -413,18 +416,19 @@ def _check_pattern(view: NkiTensor):
                           elements=view.partition_elements)  # fmt: skip
 
 
-def check_inside(view: NkiTensor) -> None:
-    """Refuses a view, which only `ap` can make so, that leaves its storage. A kernel may make one and not use it."""
+def past_storage(view: NkiTensor) -> Refusal | None:
+    """Why a view leaves its storage, which only `ap` can make it do; None where it does not.
+
+    A kernel may make such a view, as long as no instruction uses it.
+    """
     offset, size, first = view.offset, view.storage.nbytes // view.itemsize, 1 if view.vector_offset is not None else 0
+    values = {"pattern": view.pattern, "offset": view.offset, "shape": view.storage.shape}
     if view.is_onchip:
         size, first = view.partition_elements, 1
         partition, offset = divmod(offset, size)
         if partition + view.shape[0] > view.storage.shape[0]:
-            raise Refusal("ap: pattern past the last partition", pattern=view.pattern, offset=view.offset,
-                          shape=view.storage.shape)  # fmt: skip
-    last = offset
-    for count, stride in zip(view.shape[first:], view.strides[first:]):
-        last += (count - 1) * stride
+            return Refusal("ap: pattern past the last partition", **values)
+    last = offset + sum((count - 1) * stride for stride, count in view.pattern[first:])
     if last >= size or offset < 0:
-        raise Refusal("ap: pattern outside the tensor", pattern=view.pattern, offset=view.offset,
-                      shape=view.storage.shape)  # fmt: skip
+        return Refusal("ap: pattern outside the tensor", **values)
+    return None

@@ -9,7 +9,7 @@ from .context import assigned_name, kernel_line, raising_kernel_line, tracers
 from .enums import MemoryRegion
 from .instruction import Call, NkiInstruction, Refusal, operand_rules
 from .program import Block, Program
-from .tensor import PARTITIONS, Storage, check_inside
+from .tensor import PARTITIONS, Storage, past_storage
 
 _MAX_INSTRUCTIONS = 20_000  # ours; the compiler's own (NCC_EVRF007) is not published
 MAX_HBM_BYTES = 2**32
@@ -78,7 +78,9 @@ class Tracer:
     def _check_scope(self, call) -> None:
         tensors = [(name, tensor) for name, tensor, _ in call.tensors()] + list(call.indices())
         for name, tensor in tensors:
-            check_inside(tensor)
+            refusal = past_storage(tensor) if tensor.outside else None
+            if refusal is not None:
+                raise refusal
             storage = tensor.storage
             if storage.loop is not None and not storage.loop.open:
                 raise Refusal(f"{name} was allocated in the body of a runtime loop and does not exist after it",

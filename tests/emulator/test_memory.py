@@ -1,11 +1,11 @@
 """Masks of written elements, places and runs of bytes against plain NumPy arrays of flags."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_verify.reference import emulator
-from draft_verify.reference.emulator import dtypes, hazards
+from draft_verify.reference.emulator import dtypes, hazards, initialisation
 from draft_verify.reference.emulator.memory import Place, Written
 
 SHAPE = (4, 3, 8)
@@ -93,3 +93,21 @@ def test_a_place_gets_and_puts_the_bytes_of_a_view(data):
     flags_of(view, twin)[...] = ~expected
     place.put(flags, ~expected)
     np.testing.assert_array_equal(flags, twin)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 7), st.integers(1, 8), st.booleans(), st.integers(0, 4))))
+@settings(max_examples=100)
+def test_states_of_psum_regions_are_those_of_their_elements(steps):
+    """Against an array with a state for each element: regions come and go, overlap and repeat."""
+    tensor = emulator.NkiTensor.whole(emulator.Storage((4, 8), dtypes.float32, "psum", "t"))
+    states, expected = initialisation.PsumStates(tensor.storage), np.zeros((4, 8), np.uint8)
+    for partition, column, width, read, state in steps:
+        at = slice(partition, 4), slice(column, min(column + width, 8))
+        assert states.of(tensor[at]) == set(expected[at].ravel())
+        if read:
+            states.replace(tensor[at], initialisation.GROUP, initialisation.GROUP_READ)
+            expected[at][expected[at] == initialisation.GROUP] = initialisation.GROUP_READ
+        else:
+            states.put(tensor[at], state)
+            expected[at] = state
+    np.testing.assert_array_equal(states.settled().reshape(4, 8, 4)[..., 0], expected)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 
 import pytest
 
@@ -42,6 +43,11 @@ def pytest_generate_tests(metafunc):
         cases = generate_parametrized_test_case(choices, coverage, keep, **options)
         names, values, ids = extract_parametrize_args(choices, cases)
         metafunc.parametrize(names, values, ids=ids)
+
+
+def pytest_collection_modifyitems(items):
+    """Of a family with `cases`, those whose names it matches."""
+    items[:] = [item for item in items if re.search(getattr(item.cls or item.function, "cases", ""), item.name)]
 
 
 @pytest.fixture(autouse=True)
