@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -165,6 +166,7 @@ class NoCollector:
         return lambda *args, **kwargs: None
 
 
+@functools.cache
 def install(checkout: str) -> None:
     """Makes `nkilib_src`, `nkilib` and `test` (their tests) importable from a checkout, on the emulator."""
     emulator.install()
