@@ -16,7 +16,7 @@ from .opaque import Opaque, VirtualRegister
 from .program import Loop
 from .tensor import NkiTensor
 
-_WHILE_REGISTER = re.compile(r"\s*while\s+[\w.]+\s*:")
+_WHILE_REGISTER = re.compile(r"\s*while\s+\(?[\w.]+\)?\s*:")
 _INT32 = range(-(2**31), 2**31)
 _GPSIMD_DMA_BYTES = {4: 1024, 2: 512, 1: 256}  # per partition, by item size
 
