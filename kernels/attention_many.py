@@ -1,4 +1,4 @@
-"""Many sequences, and paged caches: their passes listed in a table, and runtime loops that walk it.
+"""Many sequences, and short or windowed paged caches: passes listed in a table, and runtime loops that walk it.
 
 While an item of the table is worked on, what the next one needs is on its way: keys as soon as this one's are scored,
 values as soon as they are weighed.
