@@ -41,10 +41,6 @@ class Table(NamedTuple):
         return [bool(self.rows) and all(_numeric(str(row[i])) for row in self.rows) for i in range(len(self.header))]
 
 
-def text_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    return str(Table(header, rows))
-
-
 def _numeric(cell: str) -> bool:
     """A number with a sign or a unit, perhaps starred."""
     word = cell.removesuffix(" *")
