@@ -27,7 +27,8 @@ from .attention_passes import (
     silence_pass,
 )
 from .attention_plan import PARTITIONS, tile
-from .attention_softmax import FEW_COLUMNS, new_state, one_stream, score_step, slot_bounds, weigh_step, window_mask
+from .attention_softmax import live_flags, new_state, one_stream, slot_bounds, window_mask
+from .attention_steps import FEW_COLUMNS, score_step, weigh_step
 from .attention_work import (
     Pass,
     anywhere,
@@ -290,9 +291,11 @@ def score_pass(walk, chunk, dense, g, t, current, keys, window, before):
     """The Step of a pass for a row tile; `window` as take has it, `before` the Step before that is not weighed yet."""
     rows, own, state, queries = row_tile(walk, dense, g, t)
     seen = ()
+    engine = nisa.engine.vector
+    live = live_flags(own, current, engine)
     if has_values(window):
-        seen = (window[0], window_mask(walk.shape, own, current))
-    bounds = slot_bounds(walk.shape, chunk, own, current)
+        seen = (window[0], window_mask(walk.shape, own, current, live, engine))
+    bounds = slot_bounds(walk.shape, chunk, own, current, live, engine)
     earlier = state.negative_max if before == None else before.negative_max  # noqa: E711
     return score_step(walk.shape, chunk, rows, own, queries, keys, bounds, seen, earlier)
 

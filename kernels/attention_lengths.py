@@ -103,9 +103,9 @@ def on_every_partition(lengths):
     return tiles
 
 
-def spread(everywhere, first, engine):
-    """everywhere [128, ...] = the first partition of `first` [32, ...], bit by bit."""
-    nisa.nc_stream_shuffle(dst=everywhere[0:QUADRANT], src=first, shuffle_mask=[0] * QUADRANT)
+def spread(everywhere, some, engine, partition=0):
+    """everywhere [128, ...] = a partition of `some` [32, ...], bit by bit."""
+    nisa.nc_stream_shuffle(dst=everywhere[0:QUADRANT], src=some, shuffle_mask=[partition] * QUADRANT)
     nisa.tensor_copy(dst=everywhere[QUADRANT : 2 * QUADRANT], src=everywhere[0:QUADRANT], engine=engine)
     nisa.tensor_copy(dst=everywhere[2 * QUADRANT : PARTITIONS], src=everywhere[0 : 2 * QUADRANT], engine=engine)
 

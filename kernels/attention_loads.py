@@ -213,39 +213,53 @@ def fetch_keys(shape, chunk, rows, key_cache, current, places, keys):
             )
 
 
-def moving_keys(shape, chunk, rows, keys):
-    """A pass's keys, D on partitions: for each segment, for each part of D, a tile [part, heads, partitions, run]."""
-    moving = []
-    if shape.cache_layout == "BHDS":
-        for segment in range(chunk.segments):
-            parts = []
-            for part in keys:
-                size = (part.shape[0], rows.heads, chunk.segments, chunk.partitions, chunk.run)
-                parts.append(part.reshape(size)[:, :, segment, :, :])
-            moving.append(parts)
-        return moving
-    if chunk.transposed:
-        for segment in range(chunk.segments):
-            own = slice(segment * chunk.partitions, (segment + 1) * chunk.partitions)
-            parts = []
-            for part in keys:
-                parts.append(part[:, :, :, own].permute((0, 1, 3, 2)))
-            moving.append(parts)
-        return moving
-    for slots_first in keys:
+def new_moving_keys(shape, chunk, rows):
+    """Room for the keys of a pass that is to be transposed: for each segment, for each part of D, a tile
+    [part, heads, run, partitions]."""
+    segments = []
+    come_transposed = shape.cache_layout == "BHDS" or chunk.transposed
+    for _ in range(0 if come_transposed else chunk.segments):
+        parts = []
+        for part_of_head in head_parts(shape.head_dim):
+            parts.append(tile((part_of_head[1], rows.heads, chunk.run, chunk.partitions), shape.dtype))
+        segments.append(parts)
+    return segments
+
+
+def transpose_keys(shape, chunk, rows, keys, room):
+    """A pass's keys from where they lie to `room`, as new_moving_keys makes it."""
+    for segment in range(len(room)):
+        slots_first = keys[segment]
         if slots_first.dtype != shape.dtype:
             widened = tile(slots_first.shape, shape.dtype)
             # GpSimd describes the gathers of a paged cache.
             engine = nisa.engine.gpsimd if shape.block_size == 0 else nisa.engine.scalar
             nisa.tensor_copy(dst=widened, src=slots_first, engine=engine)
             slots_first = widened
-        parts = []
-        for part_of_head in head_parts(shape.head_dim):
-            first, part = part_of_head
-            loaded = tile((part, rows.heads, chunk.run, chunk.partitions), shape.dtype)
+        parts = head_parts(shape.head_dim)
+        for i in range(len(parts)):
+            first, part = parts[i]
             for head in range(rows.heads):
-                transpose_all(loaded[:, head, :, :], slots_first[:, head, :, first : first + part])
-            parts.append(loaded.permute((0, 1, 3, 2)))
+                transpose_all(room[segment][i][:, head, :, :], slots_first[:, head, :, first : first + part])
+
+
+def moving_keys(shape, chunk, rows, keys, room):
+    """A pass's keys, D on partitions: for each segment, for each part of D, a tile [part, heads, partitions, run]; of
+    `keys` if they come so, else of `room`, where transpose_keys put them."""
+    moving = []
+    for segment in range(chunk.segments):
+        parts = []
+        if shape.cache_layout == "BHDS":
+            for part in keys:
+                size = (part.shape[0], rows.heads, chunk.segments, chunk.partitions, chunk.run)
+                parts.append(part.reshape(size)[:, :, segment, :, :])
+        elif chunk.transposed:
+            own = slice(segment * chunk.partitions, (segment + 1) * chunk.partitions)
+            for part in keys:
+                parts.append(part[:, :, :, own].permute((0, 1, 3, 2)))
+        else:
+            for part in room[segment]:
+                parts.append(part.permute((0, 1, 3, 2)))
         moving.append(parts)
     return moving
 

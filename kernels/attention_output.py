@@ -1,10 +1,12 @@
 """From the state of row tiles to outputs and log-sum-exps in HBM."""
 
+from dataclasses import dataclass
+
 import nki.isa as nisa
 import nki.language as nl
 
 from .attention_plan import PARTITIONS, psum, tile
-from .attention_softmax import MASKED, SMALLEST_SUM, new_state, over_streams
+from .attention_softmax import MASKED, SMALLEST_SUM, idle_engine, live_flags, new_state, over_streams
 
 SENDRECV_COLUMNS = 256  # fp32 that GpSimd's own DMA moves at most
 LSE_COLUMNS = 4096  # log-sum-exps of a partition at a time
@@ -15,15 +17,9 @@ def join_cores(shape, rows, state, core):
     return joined_state(shape, rows, state, other_state(shape, rows, state, core))
 
 
-def joining_engine(shape):
-    """GpSimd has time, while Vector goes on with the next sequence, unless it describes gathers."""
-    return nisa.engine.gpsimd if shape.block_size == 0 else nisa.engine.vector
-
-
 def other_state(shape, rows, state, core):
     """The other core's state of a row tile, its total in the first stream."""
-    engine = joining_engine(shape)
-    nisa.tensor_copy(dst=state.total, src=over_streams(rows, state.total, nl.add, engine), engine=engine)
+    over_streams(rows, state.total, state.total, nl.add, idle_engine(shape))
     theirs = new_state(shape, rows)
     width = state.all.shape[1]
     for first in range(0, width, SENDRECV_COLUMNS):
@@ -41,7 +37,7 @@ def other_state(shape, rows, state, core):
 
 def joined_state(shape, rows, state, theirs):
     """Two states of a row tile put together."""
-    engine = joining_engine(shape)
+    engine = idle_engine(shape)
     joined = new_state(shape, rows)
     width = state.all.shape[1] - 2
     largest = joined.all[:, width + 1 : width + 2]
@@ -67,29 +63,64 @@ def joined_state(shape, rows, state, theirs):
     return joined
 
 
+@dataclass
+class Output(nl.NKIObject):
+    """What a row tile's rows saw, ready to be stored."""
+
+    values: object  # [rows, heads * D]; those of heads other than the row's own are by-products
+    facts: object  # [rows, 2], each row's total, 0 in padding, and minus its maximum; or None
+
+
 def store_output(shape, rows, constants, state, outputs, sums, shard, current, part=0, parts=1):
     """Writes a row tile's output as of now: a later pass of the same sequence writes over it.
 
     Args:
         outputs: [shards, B, Hq, T, D] in HBM.
-        sums: [shards, 2, B, Hq, T] in HBM for each row's total, 0 in padding, and minus its maximum; or None.
+        sums: [shards, 2, B, Hq, T] in HBM for the facts of an Output, or None.
         shard: where in these.
         part: of each head's rows, which of `parts` equal ones are written; sums with the first.
     """
-    # On GpSimd, which need not wait for the last products, unless it has gathers to describe.
-    engine = nisa.engine.gpsimd if shape.block_size == 0 else nisa.engine.vector
+    with_facts = sums != None and part == 0  # noqa: E711
+    output = output_of(shape, rows, constants, state, outputs.dtype, with_facts, current)
+    write_output(shape, rows, output, outputs, sums, shard, current, part, parts)
+
+
+def output_of(shape, rows, constants, state, dtype, with_facts, current):
+    """The Output of a row tile as of now."""
+    # On GpSimd if possible, which need not wait for the last products.
+    engine = idle_engine(shape)
     size = (rows.rows, 1)
     smallest = tile(size)
     inverse = tile(size)
     nisa.memset(dst=smallest, value=SMALLEST_SUM, engine=engine)
-    total = over_streams(rows, state.total, nl.add, engine)[0 : rows.rows]
+    total = state.total
+    if rows.streams > 1:
+        total = tile(state.total.shape)
+        over_streams(rows, total, state.total, nl.add, engine)
+    total = total[0 : rows.rows]
     nisa.tensor_tensor(dst=inverse, data1=total, data2=smallest, op=nl.maximum, engine=engine)
     nisa.reciprocal(dst=inverse, data=inverse)
     if constants.value_scale != None:  # noqa: E711
         nisa.tensor_tensor(dst=inverse, data1=inverse, data2=constants.value_scale[0 : rows.rows], op=nl.multiply)
-    result = tile(state.values.shape, outputs.dtype)
-    nisa.tensor_scalar(dst=result, data=state.values, op0=nl.multiply, operand0=inverse, engine=nisa.engine.scalar)
+    result = tile(state.values.shape, dtype)
+    nisa.tensor_tensor(
+        dst=result,
+        data1=state.values,
+        data2=inverse.broadcast(1, state.values.shape[1]),
+        op=nl.multiply,
+        engine=engine,
+    )
+    if not with_facts:
+        return Output(result, None)
+    facts = tile((rows.rows, 2))
+    live = live_flags(constants, current, engine)[0 : rows.rows]
+    nisa.tensor_tensor(dst=facts[:, 0:1], data1=live, data2=total, op=nl.multiply, engine=engine)
+    nisa.tensor_copy(dst=facts[:, 1:2], src=state.negative_max[0 : rows.rows], engine=nisa.engine.scalar)
+    return Output(result, facts)
 
+
+def write_output(shape, rows, output, outputs, sums, shard, current, part=0, parts=1):
+    """Stores an Output; arguments as for store_output."""
     oob_mode = nisa.oob_mode.error if current.stored_index == None else nisa.oob_mode.skip  # noqa: E711
     head_dim = shape.head_dim
     sequence_rows = shape.query_heads * shape.window
@@ -105,25 +136,15 @@ def store_output(shape, rows, constants, state, outputs, sums, shard, current, p
                 scalar_offset=current.stored_index,
                 indirect_dim=0,
             ),
-            src=result[head * own + low : head * own + high, head * head_dim : (head + 1) * head_dim],
+            src=output.values[head * own + low : head * own + high, head * head_dim : (head + 1) * head_dim],
             oob_mode=oob_mode,
         )
-    if sums == None or part > 0:  # noqa: E711
+    if output.facts == None:  # noqa: E711
         return
-    facts = tile((rows.rows, 2))
-    nisa.scalar_tensor_tensor(
-        dst=facts[:, 0:1],
-        data=constants.row[0 : rows.rows],
-        op0=nl.less,
-        operand0=current.live_rows[0 : rows.rows],
-        op1=nl.multiply,
-        operand1=total,
-    )
-    nisa.tensor_copy(dst=facts[:, 1:2], src=state.negative_max[0 : rows.rows], engine=nisa.engine.scalar)
     # Two rows make two descriptors, two columns one for each row.
     staged = psum((2, rows.rows))
     across = tile((2, rows.rows))
-    nisa.nc_transpose(dst=staged, data=facts, engine=nisa.engine.tensor)
+    nisa.nc_transpose(dst=staged, data=output.facts, engine=nisa.engine.tensor)
     nisa.tensor_copy(dst=across, src=staged, engine=nisa.engine.scalar)
     all_rows = shape.batch * sequence_rows
     nisa.dma_copy(

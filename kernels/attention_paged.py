@@ -21,12 +21,13 @@ from .attention_blocks import (
 )
 from .attention_few import attend_windows, begin_walk, score_pass, store_all, take, windows_of
 from .attention_lengths import checked_lengths, on_every_partition, whole_steps
-from .attention_loads import fetch_keys, fetch_slots, moving_keys, new_keys, new_slots
+from .attention_loads import fetch_keys, fetch_slots, new_keys, new_slots
 from .attention_output import joined_state, other_state
 from .attention_passes import (
     MOST_STREAMS,
     MOST_TOGETHER,
     constants_of,
+    moved_keys,
     pass_keys,
     plan_paged,
     silence_last_run,
@@ -418,7 +419,7 @@ def attend_ragged(walk, plan, facts, room, begin, stride):
             values = own_heads(room[1], rows)
             fetch_keys(shape, chunk, rows, walk.operands.key_cache, current, places, keys)
             fetch_slots(shape, chunk, rows, walk.operands.value_cache, current, None, places, values)
-            moving = moving_keys(shape, chunk, rows, keys)
+            moving = moved_keys(shape, chunk, rows, keys)
             silence_pass(shape, walk.constants.slot, values, current)
             take(walk, chunk, False, g, (current,), (moving,), (values,), None, ())
 

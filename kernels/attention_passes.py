@@ -13,21 +13,24 @@ from .attention_loads import (
     fetch_window,
     moving_keys,
     new_keys,
+    new_moving_keys,
     new_slots,
     new_window,
     prepare_window,
     silence,
     slots_to_keep,
+    transpose_keys,
 )
 from .attention_plan import PARTITIONS, Chunk, head_parts, plan_chunk, plan_runs, tile, two_byte_cache
 from .attention_softmax import (
     groups_of,
+    idle_engine,
+    live_flags,
     row_constants,
-    score_step,
-    weigh_step,
     window_mask,
     with_tree,
 )
+from .attention_steps import score_step, weigh_step
 from .attention_tree import tree_matters
 
 LONGEST = 4096  # slots of a pass on one core: its fixed cost is then small beside its loads
@@ -231,7 +234,14 @@ def pass_keys(shape, chunk, rows, operands, current, places=None):
     """Keys of a pass, a list of segments; `places` of its runs if the cache is paged."""
     keys = new_keys(shape, chunk, rows, operands.key_cache.dtype)
     fetch_keys(shape, chunk, rows, operands.key_cache, current, places, keys)
-    return moving_keys(shape, chunk, rows, keys)
+    return moved_keys(shape, chunk, rows, keys)
+
+
+def moved_keys(shape, chunk, rows, keys):
+    """Keys of a pass, D on partitions, in room of their own where they are transposed."""
+    room = new_moving_keys(shape, chunk, rows)
+    transpose_keys(shape, chunk, rows, keys, room)
+    return moving_keys(shape, chunk, rows, keys, room)
 
 
 def pass_values(shape, chunk, rows, operands, current):
@@ -258,13 +268,15 @@ def own_window(shape, rows, operands, constants, current):
 def silenced_window(shape, rows, window, constants, current):
     """The same of a window as it lies."""
     keep = tile((shape.window, 1), bits_of(shape.head_dim, shape.dtype))
-    nisa.tensor_scalar(dst=keep, data=constants.window_row, op0=nl.less, operand0=current.live_rows[0 : shape.window])
+    live_rows = current.live_rows[0 : shape.window]
+    nisa.tensor_tensor(dst=keep, data1=constants.window_row, data2=live_rows, op=nl.less, engine=idle_engine(shape))
     return prepare_window(shape, rows, window, keep, constants.inverse_scales)
 
 
 def attend_window(shape, rows, constants, queries, window, current, state):
     """Takes the window, (keys, values) as own_window leaves them, into a row tile's state."""
-    seen = (window[0], window_mask(shape, constants, current))
+    engine = nisa.engine.vector
+    seen = (window[0], window_mask(shape, constants, current, live_flags(constants, current, engine), engine))
     step = score_step(shape, None, rows, constants, queries, None, None, seen, state.negative_max)
     weigh_step(shape, None, rows, step, None, window[1], state, False, EVICTION_ENGINES)
 

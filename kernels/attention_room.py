@@ -12,6 +12,7 @@ from .attention_loads import (
     fetch_slots,
     fetch_window,
     new_keys,
+    new_moving_keys,
     new_queries,
     new_slots,
     new_window,
@@ -30,6 +31,7 @@ class Room(nl.NKIObject):
     places: object  # the same while keys are fetched
     value_places: object  # and while values are
     keys: object  # of each pass
+    moving: object  # the same transposed, where they are not stored so
     values: object
 
 
@@ -49,26 +51,29 @@ def new_room(shape, chunk, groups, operands, passes):
         values.append(new_slots(shape, chunk, groups[0][0], operands.value_cache.dtype))
         for of_passes in places:
             of_passes.append(tile((chunk.partitions, chunk.segments), nl.int32) if shape.block_size > 0 else None)
-    keys = keys_of_passes(shape, chunk, groups, operands, passes)
-    return Room(queries, windows, places[0], places[1], places[2], keys, values)
+    keys, moving = keys_of_passes(shape, chunk, groups, operands, passes)
+    return Room(queries, windows, places[0], places[1], places[2], keys, moving, values)
 
 
 def keys_of_passes(shape, chunk, groups, operands, passes):
     keys = []
+    moving = []
     for _ in range(passes):
         keys.append(new_keys(shape, chunk, groups[0][0], operands.key_cache.dtype))
-    return keys
+        moving.append(new_moving_keys(shape, chunk, groups[0][0]))
+    return keys, moving
 
 
 def with_own_keys(shape, chunk, groups, operands, room):
     """The same room, but for keys, which come in another shape."""
-    keys = keys_of_passes(shape, chunk, groups, operands, len(room.keys))
-    return Room(room.queries, room.windows, room.next_places, room.places, room.value_places, keys, room.values)
+    keys, moving = keys_of_passes(shape, chunk, groups, operands, len(room.keys))
+    return Room(room.queries, room.windows, room.next_places, room.places, room.value_places, keys, moving, room.values)
 
 
 def clear_room(room):
     """Zeros everywhere: a loop that fetches may run no time, a gather that skips a run leaves what was."""
-    clear((room.queries, room.windows, room.next_places, room.places, room.value_places, room.keys, room.values))
+    clear((room.queries, room.windows, room.next_places, room.places, room.value_places, room.values))
+    clear((room.keys, room.moving))
 
 
 def clear(tiles):
@@ -116,13 +121,15 @@ def fetch_pass_keys(shape, chunk, rows, operands, room, current, turn):
 
 
 def fetch_pass_values(shape, chunk, rows, operands, room, current, turn):
-    """The same for values."""
-    places = room.value_places[turn]
-    if places != None:  # noqa: E711
-        # Those of the next item may then be taken before these values come.
-        nisa.tensor_copy(dst=places, src=room.places[turn], engine=nisa.engine.scalar)
+    """The same for values, from `value_places`."""
     values = own_heads(room.values[turn], rows)
+    places = room.value_places[turn]
     fetch_slots(shape, chunk, rows, operands.value_cache, current, current.value_index, places, values)
+
+
+def keep_places(room, turn):
+    """Places for the values of a pass: those of the next item may be taken before they are fetched."""
+    nisa.tensor_copy(dst=room.value_places[turn], src=room.places[turn], engine=nisa.engine.scalar)
 
 
 def own_heads(tiles, rows):

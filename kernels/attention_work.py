@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_lengths import Lengths, whole_steps
+from .attention_lengths import QUADRANT, Lengths, spread, whole_steps
 from .attention_plan import PARTITIONS, tile
 
 # An item of the table: four columns of its own, then five of each of its passes; fp32, or int32 bit by bit.
@@ -57,10 +57,11 @@ def anywhere(sequence):
 
 @dataclass
 class Work(nl.NKIObject):
-    """Items, some passes over one sequence each: a table [items, columns] in HBM, and registers: 1 if there are any,
-    else 0, and how many come before the last."""
+    """Items, some passes over one sequence each: a table [items, columns] in HBM, the first of them [128, columns] on
+    the chip, and registers: 1 if there are any, else 0, and how many come before the last."""
 
     table: object
+    first: object
     any: object
     before_last: object
 
@@ -323,12 +324,15 @@ def list_passes(shape, plan, laps_, numbers, chosen):
     last = tile((PARTITIONS, columns))
     nisa.tensor_tensor(dst=last, data1=index, data2=own[:, :, known + 2], op=nl.equal)
     table = write_table(shape, plan, own[:, :, known], index, own[:, :, known + 1], last, lengths)
-    return Work(table, any_item, before_last)
+    width = table.shape[2]
+    stored = nl.ndarray((columns * PARTITIONS, width), dtype=nl.float32, buffer=nl.private_hbm)
+    nisa.dma_copy(dst=stored.ap(pattern=[[width, PARTITIONS], [PARTITIONS * width, columns], [1, width]]), src=table)
+    return Work(stored, table[:, 0, :], any_item, before_last)
 
 
 def write_table(shape, plan, sequence, index, begins, last, lengths):
-    """The table of items given by fp32 tiles [P, n]: their sequence, their index in it or in its lap, whether that lap
-    is the sequence's first, whether they are the sequence's last, its lengths."""
+    """The table [P, n, columns] of items given by fp32 tiles [P, n]: their sequence, their index in it or in its lap,
+    whether that lap is the sequence's first, whether they are the sequence's last, its lengths."""
     partitions, columns = sequence.shape
     size = (partitions, columns)
     chunk = plan.chunk
@@ -374,10 +378,7 @@ def write_table(shape, plan, sequence, index, begins, last, lengths):
                 dst=begin, data=start, op0=nl.add, operand0=float(chunk.step), op1=nl.maximum, operand1=begin
             )
 
-    width = OWN + together * COLUMNS
-    stored = nl.ndarray((columns * partitions, width), dtype=nl.float32, buffer=nl.private_hbm)
-    nisa.dma_copy(dst=stored.ap(pattern=[[width, partitions], [partitions * width, columns], [1, width]]), src=table)
-    return stored
+    return table
 
 
 def write_pass(shape, chunk, entry, as_int, sequence, begin, start, lengths):
@@ -429,6 +430,11 @@ def new_entry(together):
     return tile((PARTITIONS, OWN + together * COLUMNS))
 
 
+def first_entry(work, item, entry):
+    """Fills `entry` with row `item`, 0 or 1, of the table."""
+    spread(entry, work.first[0:QUADRANT], nisa.engine.vector, item)
+
+
 def fetch_entry(work, item, after, entry):
     """Fills `entry` with the row of the table `after` rows after `item`, a register."""
     width = entry.shape[1]
@@ -463,8 +469,10 @@ def listed_passes(entry, shard, cores):
     return passes
 
 
-def late_copy(entry):
+def late_copy(shape, entry):
     """For DMAs that come late: the entry itself may be overwritten before."""
     late = tile(entry.shape)
-    nisa.tensor_copy(dst=late, src=entry, engine=nisa.engine.scalar)
+    # The copy waits for what is read by the one before; Scalar has more to do than GpSimd, which describes gathers.
+    engine = nisa.engine.gpsimd if shape.block_size == 0 else nisa.engine.scalar
+    nisa.tensor_copy(dst=late, src=entry, engine=engine)
     return late

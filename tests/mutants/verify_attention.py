@@ -23,7 +23,7 @@ MUTANTS = [
     ),
     Mutant(
         "zeroed instead of masked window keys",
-        "kernels/attention_softmax.py",
+        "kernels/attention_steps.py",
         "        on_false=MASKED,",
         "        on_false=0.0,",
         ("tests/test_verify_attention.py::test_a_row_sees_itself_and_the_rows_before_it",),
@@ -45,8 +45,8 @@ MUTANTS = [
     Mutant(
         "window rows of padding are weighed by zero, not silenced",
         "kernels/attention_passes.py",
-        "operand0=current.live_rows[0 : shape.window]",
-        "operand0=1e9",
+        "data1=constants.window_row, data2=live_rows, op=nl.less",
+        "data1=constants.window_row, data2=live_rows, op=nl.greater_equal",
         ("tests/test_verify_attention.py::test_nan_in_slots_never_written_does_not_spread_t54",),
     ),
     Mutant(
@@ -58,8 +58,8 @@ MUTANTS = [
     ),
     Mutant(
         "earlier passes are not rescaled to the new maximum",
-        "kernels/attention_softmax.py",
-        "operand0=decay[0 : rows.rows]",
+        "kernels/attention_steps.py",
+        "operand0=weighing.decay[0 : rows.rows]",
         "operand0=1.0",
         _AGREES,
     ),
@@ -72,16 +72,16 @@ MUTANTS = [
     ),
     Mutant(
         "the streams of a row do not share their maximum",
-        "kernels/attention_softmax.py",
-        "over_streams(rows, raised, nl.minimum, nisa.engine.vector)",
-        "raised",
+        "kernels/attention_steps.py",
+        "    over_streams(rows, step.negative_max, step.negative_max, nl.minimum, nisa.engine.vector)",
+        "",
         _AGREES,
     ),
     Mutant(
         "only the first stream's weights are summed",
         "kernels/attention_output.py",
-        "over_streams(rows, state.total, nl.add, engine)[0 : rows.rows]",
-        "state.total[0 : rows.rows]",
+        "        over_streams(rows, total, state.total, nl.add, engine)",
+        "        nisa.tensor_copy(dst=total, src=state.total, engine=engine)",
         _AGREES,
     ),
     Mutant(
@@ -93,7 +93,7 @@ MUTANTS = [
     ),
     Mutant(
         "weights that DMA is to transpose are lost",
-        "kernels/attention_softmax.py",
+        "kernels/attention_steps.py",
         "nisa.dma_transpose(dst=staged[i], src=weights)",
         "nisa.memset(dst=staged[i], value=0.0)",
         _AGREES,
@@ -150,8 +150,8 @@ MUTANTS = [
     Mutant(
         "where the runs of the item after lie is taken for the next one's",
         "kernels/attention_many.py",
-        "fetch_all_places(walk.chunk, walk.runs, room, own_passes(walk, after))",
-        "fetch_all_places(walk.chunk, walk.runs, room, own_passes(walk, coming))",
+        "fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, after))",
+        "fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, coming))",
         _AGREES,
     ),
     Mutant(
@@ -181,6 +181,20 @@ MUTANTS = [
         "fetch_entry(work, item, 2, after)",
         "fetch_entry(work, item, 1, after)",
         _AGREES,
+    ),
+    Mutant(
+        "an item is stored where the one after it belongs",
+        "kernels/attention_many.py",
+        "nisa.tensor_copy(dst=walk.done, src=current.entry, engine=idle_engine(shape))",
+        "nisa.tensor_copy(dst=walk.done, src=coming, engine=idle_engine(shape))",
+        _AGREES,
+    ),
+    Mutant(
+        "what a listed sequence's rows saw before is not forgotten",
+        "kernels/attention_softmax.py",
+        "dst=sums, data=sums, op0=nl.bitwise_and, operand0=keep",
+        "dst=sums, data=sums, op0=nl.bitwise_and, operand0=-1",
+        ("tests/test_verify_attention.py::test_data_and_lengths_of_other_sequences_change_no_bit",),
     ),
     Mutant(
         "both cores take the same listed passes",

@@ -1,0 +1,430 @@
+"""A step of the softmax: scores of a pass, of the window, or of both, and the values that they weigh.
+
+Scores are known to the maximum before any is exponentiated. Engines keep their order: a step's scores come with the
+values of the step before, some of each in turn.
+"""
+
+from dataclasses import dataclass
+
+import nki.isa as nisa
+import nki.language as nl
+
+from .attention_plan import PSUM_BANK, PSUM_BANK_BYTES, psum, psum_width, tile
+from .attention_softmax import MASKED, groups_of, over_streams
+
+FEW_COLUMNS = 512  # of transposed weights: half a bank of bf16 is soon emptied, a whole one in fewer instructions
+COLUMNS_A_BATCH_AHEAD = 256  # the larger the batches, the more are transposed before the first is weighed
+SPANS_AHEAD = 1  # that are multiplied before the first is masked
+
+
+def score(dst, stationary, keys, group):
+    """Adds one group's q . k to dst [count, ...], for `keys` a tile [part, ...] for each part of D."""
+    for part in range(len(keys)):
+        size = keys[part].shape[0]
+        nisa.nc_matmul(
+            dst=dst,
+            stationary=stationary[0:size, part, group, :],
+            moving=keys[part],
+            accumulate=group + part > 0,
+        )
+
+
+def capped(shape, scores, scale):
+    """tanh(scale * score / softcap) where there is a softcap; `scale` is that of these scores, None if shape.scale."""
+    if shape.softcap == 0.0:
+        return scores
+    result = tile(scores.shape)
+    nisa.activation(
+        dst=result,
+        op=nl.tanh,
+        data=scores,
+        scale=shape.scale / shape.softcap if scale == None else scale,  # noqa: E711
+    )
+    return result
+
+
+@dataclass
+class Step(nl.NKIObject):
+    """A step of the softmax whose scores are known and whose values are not weighed yet: a pass, the window or both."""
+
+    cached: object  # masked scores of the pass, [count, slots of a stream]; None if the step has none
+    window: object  # the same of the window, [count, T]
+    cache_scale: object  # of the pass's scores
+    scale: float  # of the window's
+    earlier: object  # [count, 1], minus the maximum before the step
+    negative_max: object  # and after it
+
+
+@dataclass
+class Scoring(nl.NKIObject):
+    """A step whose scores are on their way."""
+
+    shape: object
+    chunk: object
+    rows: object
+    constants: object
+    stationary: object
+    keys: object
+    bounds: object
+    window: object
+    spans: object
+    maxima: object  # [count, 1] of each span, then of the window
+    step: object
+    products: object  # q . k of the spans that come first, and then of the window, in PSUM
+
+
+def new_step(shape, chunk, rows, constants, with_window, earlier):
+    """Room for a Step; `chunk` is None without a pass."""
+    scale = shape.scale if shape.softcap == 0.0 else shape.softcap
+    return Step(
+        None if chunk == None else tile((rows.count, chunk.slots // rows.streams)),  # noqa: E711
+        tile((rows.count, shape.window)) if with_window else None,
+        constants.key_scale if constants.key_scale != None and shape.softcap == 0.0 else scale,  # noqa: E711
+        scale,
+        earlier,
+        tile((rows.count, 1)),
+    )
+
+
+def begin_scores(shape, chunk, rows, constants, stationary, keys, bounds, window, step):
+    """Scores of a pass, the window, or both, and how they raise the maximum of a row tile.
+
+    Args:
+        stationary: queries, as load_queries leaves them.
+        keys: an entry a segment as load_keys leaves them; None without a pass.
+        bounds: (first, end), as slot_bounds leaves them.
+        window: () or (keys, mask), as load_window and window_mask leave them.
+        step: as new_step leaves it.
+    """
+    spans = [] if keys == None else spans_of(chunk, rows)  # noqa: E711
+    maxima = tile((rows.count, len(spans) + (1 if len(window) > 0 else 0)))
+    scoring = Scoring(shape, chunk, rows, constants, stationary, keys, bounds, window, spans, maxima, step, [])
+    for _ in range(SPANS_AHEAD):
+        multiply_next(scoring)
+    return scoring
+
+
+def multiply_next(scoring):
+    """q . k of the span that comes next, or, after the last one, of the window."""
+    done = len(scoring.products)
+    if done < len(scoring.spans):
+        span = scoring.spans[done]
+        scoring.products.append(span_products(scoring.rows, scoring.stationary, scoring.keys, scoring.chunk, span))
+    elif done == len(scoring.spans) and len(scoring.window) > 0:
+        scoring.products.append(window_products(scoring.shape, scoring.rows, scoring.stationary, scoring.window[0]))
+
+
+def mask_span(scoring, i):
+    """Scores of span i, masked, and their maxima."""
+    span = scoring.spans[i]
+    nisa.range_select(
+        dst=scoring.step.cached[:, span.first : span.first + span.size],
+        on_true_tile=capped(scoring.shape, scoring.products[i], scoring.constants.key_scale),
+        comp_op0=nl.greater_equal,
+        comp_op1=nl.less,
+        bound0=scoring.bounds[0],
+        bound1=scoring.bounds[1],
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        reduce_res=scoring.maxima[:, i : i + 1],
+        range_start=scoring.chunk.first + span.first,
+    )
+
+
+def end_scores(scoring):
+    """The window's scores, and the maximum of all."""
+    shape = scoring.shape
+    rows = scoring.rows
+    step = scoring.step
+    spans = len(scoring.spans)
+    raised = step.earlier
+    maxima = scoring.maxima
+    if len(scoring.window) > 0:
+        nisa.select_reduce(
+            dst=step.window,
+            predicate=scoring.window[1],
+            on_true=capped(shape, scoring.products[spans], None),
+            on_false=MASKED,
+            reduce_res=maxima[:, spans : spans + 1],
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            reduce_op=nl.maximum,
+        )
+    if spans > 0 and scoring.constants.key_scale != None and shape.softcap == 0.0:  # noqa: E711
+        minus_scale = tile((rows.count, 1))
+        nisa.tensor_scalar(dst=minus_scale, data=step.cache_scale, op0=nl.multiply, operand0=-1.0)
+        raise_maximum(step.negative_max, maxima[:, 0:spans], minus_scale, raised)
+        raised = step.negative_max
+        if len(scoring.window) > 0:
+            raise_maximum(step.negative_max, maxima[:, spans:], -step.scale, raised)
+    else:
+        raise_maximum(step.negative_max, maxima, -step.scale, raised)
+    over_streams(rows, step.negative_max, step.negative_max, nl.minimum, nisa.engine.vector)
+
+
+@dataclass
+class Weighing(nl.NKIObject):
+    """A step whose values are on their way."""
+
+    shape: object
+    rows: object
+    step: object
+    state: object
+    begins: bool
+    decay: object  # [count, 1], of what the state holds
+    batches: object
+    engines: object
+    ahead: int  # batches that are transposed before the first one's values are weighed
+    sums: object  # [count, 1] of each batch's weights, then of those before
+    staged: object  # transposed weights of each batch
+    weighted: object  # [rows, heads * D] in PSUM
+
+
+def begin_values(shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS):
+    """Takes the values of a step into the state.
+
+    Args:
+        values: of the pass, if the step has one, as load_slots leaves them.
+        window_values: [T, heads, D] if the step has the window, else None.
+        begins: whether this is a sequence's first step: `state` then has no values yet.
+        engines: which take turns at the transposed weights: they empty PSUM, DMA does it all.
+        columns: of weights that they take at once.
+    """
+    decay = tile((rows.count, 1))
+    nisa.activation(dst=decay, op=nl.exp, data=step.earlier, scale=-1.0, bias=step.negative_max)
+    batches = []
+    if step.window != None:  # noqa: E711
+        batches.append(Batch(step.window.expand_dim(2), step.scale, [[window_values]]))
+    if step.cached != None:  # noqa: E711
+        batches.extend(batches_of(shape, chunk, rows, columns, step.cached, step.cache_scale, values))
+    return Weighing(
+        shape,
+        rows,
+        step,
+        state,
+        begins,
+        decay,
+        batches,
+        engines,
+        columns // COLUMNS_A_BATCH_AHEAD,
+        tile((rows.count, len(batches) + 1)),
+        [],
+        psum((rows.rows, rows.heads * shape.head_dim)),
+    )
+
+
+def weigh_batch(weighing, i):
+    """Exponentials of batch i, transposed, and values of the batch that was transposed `ahead` batches before.
+
+    Slots go to partitions by transposes: a batch is transposed while the exponentials of the next are computed.
+    """
+    rows = weighing.rows
+    staged = weighing.staged
+    batches = weighing.batches
+    engines = weighing.engines
+    if i < len(batches):
+        _, partitions, size = batches[i].scores.shape
+        weights = tile((rows.count, 1, size, partitions), weighing.shape.dtype)
+        exponentials(
+            weights[:, 0, :, :].permute((0, 2, 1)),
+            batches[i].scores,
+            batches[i].scale,
+            weighing.step.negative_max,
+            weighing.sums[:, i : i + 1],
+        )
+        if engines[i % len(engines)] == nisa.engine.dma:
+            staged.append(tile((partitions, 1, size, rows.count), weights.dtype))
+            nisa.dma_transpose(dst=staged[i], src=weights)
+        else:
+            staged.append(psum((partitions, 1, size, psum_width(rows.count)), weights.dtype))
+            for j in range(size):
+                nisa.nc_transpose(
+                    dst=staged[i][:, 0, j, 0 : rows.count], data=weights[:, 0, j, :], engine=nisa.engine.tensor
+                )
+    done = i - weighing.ahead
+    if done < 0:
+        return
+    transposed = staged[done]
+    engine = engines[done % len(engines)]
+    if engine != nisa.engine.dma:
+        transposed = tile((transposed.shape[0], 1, transposed.shape[2], rows.count), transposed.dtype)
+        nisa.tensor_copy(dst=transposed, src=staged[done][:, :, :, 0 : rows.count], engine=engine)
+    stride = rows.count // rows.streams
+    for stream in range(len(batches[done].values)):
+        values = batches[done].values[stream]
+        for j in range(len(values)):
+            nisa.nc_matmul(
+                dst=weighing.weighted,
+                stationary=transposed[:, 0, j, stream * stride : stream * stride + rows.rows],
+                moving=values[j],
+                accumulate=done + stream + j > 0,
+            )
+
+
+def score_and_weigh(scoring, weighing):
+    """Scores of a step and values of the one before but for its last batches, either of which may be None: engines keep
+    their order, so that some of each come in turn."""
+    batches = 0 if weighing == None else len(weighing.batches)  # noqa: E711
+    done = 0
+    if scoring != None:  # noqa: E711
+        spans = len(scoring.spans)
+        for i in range(spans):
+            multiply_next(scoring)
+            mask_span(scoring, i)
+            # Not between spans that need another activation table.
+            until = batches * (i + 1) // spans if scoring.shape.softcap == 0.0 else 0
+            for batch in range(done, until):
+                weigh_batch(weighing, batch)
+            done = until
+        end_scores(scoring)
+    for batch in range(done, batches):
+        weigh_batch(weighing, batch)
+
+
+def end_values(weighing):
+    """The last batches, and what the step does to the state."""
+    rows = weighing.rows
+    state = weighing.state
+    step = weighing.step
+    count = len(weighing.batches)
+    # The total first: it waits for no product.
+    nisa.tensor_scalar(
+        dst=weighing.sums[:, count : count + 1],
+        data=state.total,
+        op0=nl.multiply,
+        operand0=weighing.decay,
+        engine=nisa.engine.scalar,
+    )
+    for i in range(count, count + weighing.ahead):
+        weigh_batch(weighing, i)
+    nisa.tensor_reduce(dst=state.total, op=nl.add, data=weighing.sums, axis=1)
+    nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=nisa.engine.scalar)
+    if weighing.begins:
+        nisa.tensor_copy(dst=state.values, src=weighing.weighted, engine=nisa.engine.vector)
+        return
+    nisa.tensor_scalar(
+        dst=state.values,
+        data=state.values,
+        op0=nl.multiply,
+        operand0=weighing.decay[0 : rows.rows],
+        engine=nisa.engine.scalar,
+    )
+    nisa.tensor_tensor(dst=state.values, data1=state.values, data2=weighing.weighted, op=nl.add)
+
+
+def score_step(shape, chunk, rows, constants, stationary, keys, bounds, window, earlier):
+    """The Step of a pass, the window, or both, alone; `earlier` [count, 1] is minus the maximum so far, the others as
+    for begin_scores."""
+    step = new_step(shape, chunk if keys != None else None, rows, constants, len(window) > 0, earlier)  # noqa: E711
+    score_and_weigh(begin_scores(shape, chunk, rows, constants, stationary, keys, bounds, window, step), None)
+    return step
+
+
+def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS):
+    """Takes a step's values into the state, alone; arguments as for begin_values."""
+    weighing = begin_values(shape, chunk, rows, step, values, window_values, state, begins, engines, columns)
+    score_and_weigh(None, weighing)
+    end_values(weighing)
+
+
+@dataclass
+class Span(nl.NKIObject):
+    """Slots of a pass under one mask: partitions begin..until - 1 of a segment of each stream."""
+
+    first: int  # slot of its stream
+    size: int
+    segment: int
+    begin: int
+    until: int
+
+
+def spans_of(chunk, rows):
+    """Spans that cover a pass."""
+    span = min(chunk.partitions, max(1, PSUM_BANK // chunk.run))
+    spans = []
+    for segment in range(chunk.segments // rows.streams):
+        for begin in range(0, chunk.partitions, span):
+            until = min(begin + span, chunk.partitions)
+            first = (segment * chunk.partitions + begin) * chunk.run
+            spans.append(Span(first, (until - begin) * chunk.run, segment, begin, until))
+    return spans
+
+
+def span_products(rows, stationary, keys, chunk, span):
+    """q . k [count, size] of a span, in PSUM."""
+    run = chunk.run
+    share = chunk.segments // rows.streams  # segments of a stream
+    bank = max(1, PSUM_BANK // run)  # partitions whose slots fill a bank
+    products = psum((rows.count, span.size))
+    for low in range(span.begin, span.until, bank):
+        high = min(low + bank, span.until)
+        for group in range(groups_of(rows)):
+            slots = []
+            for part in keys[group // rows.heads * share + span.segment]:
+                slots.append(part[:, group % rows.heads, low:high, :])
+            score(products[:, (low - span.begin) * run : (high - span.begin) * run], stationary, slots, group)
+    return products
+
+
+def window_products(shape, rows, stationary, keys):
+    """q . k [count, T] of the window, in PSUM."""
+    products = psum((rows.count, shape.window))
+    for head in range(rows.heads):
+        own_keys = []
+        for part in keys:
+            own_keys.append(part[:, head, :])
+        score(products, stationary, own_keys, head)
+    return products
+
+
+def raise_maximum(raised, maxima, minus_scale, negative_max):
+    """raised = minus the larger of what `negative_max` [count, 1] stands for and of scale * `maxima` [count, n]."""
+    largest = maxima
+    if maxima.shape[1] > 1:
+        largest = tile(negative_max.shape)
+        nisa.tensor_reduce(dst=largest, op=nl.maximum, data=maxima, axis=1)
+    nisa.tensor_scalar(
+        dst=raised, data=largest, op0=nl.multiply, operand0=minus_scale, op1=nl.minimum, operand1=negative_max
+    )
+
+
+def exponentials(weights, scores, scale, negative_max, total):
+    """weights = exp(scale * score - maximum) in the Tensor engine's dtype, and their row sums in `total`."""
+    nisa.activation(
+        dst=weights,
+        op=nl.exp,
+        data=scores,
+        scale=scale,
+        bias=negative_max,
+        reduce_op=nl.add,
+        reduce_res=total,
+        reduce_cmd=nisa.reduce_cmd.reset_reduce,
+    )
+
+
+@dataclass
+class Batch(nl.NKIObject):
+    """Slots that are transposed together, some of each run."""
+
+    scores: object  # [count, partitions, size]
+    scale: object  # of the scores
+    values: object  # of each stream that sees them, of each slot of a run: [partitions, heads, D]
+
+
+def batches_of(shape, chunk, rows, columns, scores, scale, values):
+    """Batches of a pass: its scores [count, slots of a stream], its values as load_slots leaves them."""
+    share = chunk.segments // rows.streams
+    size = 4 if shape.dtype == nl.float32 else 2
+    batch = max(1, min(chunk.run, min(columns // rows.count, PSUM_BANK_BYTES // (psum_width(rows.count) * size))))
+    while chunk.run % batch > 0:
+        batch -= 1
+    scores = scores.reshape_dim(1, (share, chunk.partitions, chunk.run))
+    batches = []
+    for segment in range(share):
+        for first in range(0, chunk.run, batch):
+            own = []
+            for stream in range(rows.streams):
+                slots = []
+                for i in range(first, first + batch):
+                    slots.append(values[stream * share + segment][:, :, i, :])
+                own.append(slots)
+            batches.append(Batch(scores[:, segment, :, first : first + batch], scale, own))
+    return batches
