@@ -28,7 +28,7 @@ from .attention_passes import (
 )
 from .attention_plan import PARTITIONS, tile
 from .attention_softmax import live_flags, new_state, one_stream, slot_bounds, window_mask
-from .attention_steps import FEW_COLUMNS, score_step, weigh_step
+from .attention_steps import FEW_COLUMNS, begin_scores, begin_values, end_values, new_step, score_and_weigh
 from .attention_work import (
     Pass,
     anywhere,
@@ -287,17 +287,27 @@ def row_tile(walk, dense, g, t):
     return rows, own, state, queries[:, :, 0 : rows.heads, 0 : rows.count]
 
 
-def score_pass(walk, chunk, dense, g, t, current, keys, window, before):
-    """The Step of a pass for a row tile; `window` as take has it, `before` the Step before that is not weighed yet."""
+def scores_of(walk, chunk, dense, g, t, current, keys, window, before):
+    """Scoring of a pass for a row tile; `window` as take has it, `before` the Step before that is not weighed yet."""
     rows, own, state, queries = row_tile(walk, dense, g, t)
     seen = ()
     engine = nisa.engine.vector
     live = live_flags(own, current, engine)
     if has_values(window):
-        seen = (window[0], window_mask(walk.shape, own, current, live, engine))
+        # Trees come late, and Vector need not wait for them.
+        late = engine if walk.operands.trees == None else nisa.engine.gpsimd  # noqa: E711
+        seen = (window[0], window_mask(walk.shape, own, current, live, late))
     bounds = slot_bounds(walk.shape, chunk, own, current, live, engine)
     earlier = state.negative_max if before == None else before.negative_max  # noqa: E711
-    return score_step(walk.shape, chunk, rows, own, queries, keys, bounds, seen, earlier)
+    step = new_step(walk.shape, chunk, rows, own, len(seen) > 0, earlier)
+    return begin_scores(walk.shape, chunk, rows, own, queries, keys, bounds, seen, step)
+
+
+def score_pass(walk, chunk, dense, g, t, current, keys, window, before):
+    """The Step of a pass for a row tile, scored alone; arguments as for scores_of."""
+    scoring = scores_of(walk, chunk, dense, g, t, current, keys, window, before)
+    score_and_weigh(scoring, None)
+    return scoring.step
 
 
 def has_values(window):
@@ -329,32 +339,42 @@ def transposing_engines(shape, chunk, rows, busy, i, passes):
 def take(walk, chunk, dense, g, passes, keys, values, window, ahead):
     """Takes passes of a group, their keys and values, into the states of its row tiles.
 
-    The scores of a step come before the values of the one before: Vector masks while the others exponentiate and weigh.
+    The scores of a step come with the values of the one before, or, if some are known, of the one before that: Vector
+    masks while the others exponentiate and weigh.
 
     Args:
         window: of passes that begin the states, () where it is not this core's; else None.
         ahead: the first row tile's Steps, if they are known, else ().
     """
-    tiles = len(walk.groups[g])
+    count = len(walk.groups[g]) * len(passes)
     steps = []
     for step in ahead:
         steps.append(step)
-    for k in range(tiles * len(passes) + 1):
-        if len(steps) == k and k < tiles * len(passes):
-            t = k // len(passes)
-            i = k % len(passes)
+    for k in range(count + 1):
+        scoring = None
+        n = len(steps)
+        if n < count and (n == k or (len(ahead) > 0 and k > 0)):
+            t = n // len(passes)
+            i = n % len(passes)
             new = window if i == 0 else None
-            before = None if i == 0 else steps[k - 1]
-            steps.append(score_pass(walk, chunk, dense, g, t, passes[i], keys[i], new, before))
-        if k == 0:
-            continue
-        t = (k - 1) // len(passes)
-        i = (k - 1) % len(passes)
-        rows, _, state, _ = row_tile(walk, dense, g, t)
-        engines, columns = transposing_engines(walk.shape, chunk, rows, dense and tiles > 1, i, len(passes))
-        begins = i == 0 and window != None  # noqa: E711
-        window_values = window[1] if begins and has_values(window) else None
-        weigh_step(walk.shape, chunk, rows, steps[k - 1], values[i], window_values, state, begins, engines, columns)
+            before = None if i == 0 else steps[n - 1]
+            scoring = scores_of(walk, chunk, dense, g, t, passes[i], keys[i], new, before)
+            steps.append(scoring.step)
+        weighing = None
+        if k > 0:
+            t = (k - 1) // len(passes)
+            i = (k - 1) % len(passes)
+            rows, _, state, _ = row_tile(walk, dense, g, t)
+            busy = dense and len(walk.groups[g]) > 1 and k < count
+            engines, columns = transposing_engines(walk.shape, chunk, rows, busy, i, len(passes))
+            begins = i == 0 and window != None  # noqa: E711
+            window_values = window[1] if begins and has_values(window) else None
+            weighing = begin_values(
+                walk.shape, chunk, rows, steps[k - 1], values[i], window_values, state, begins, engines, columns
+            )
+        score_and_weigh(scoring, weighing)
+        if weighing != None:  # noqa: E711
+            end_values(weighing)
 
 
 def join_all(walk):
