@@ -273,7 +273,8 @@ def transpose_all(dst, data):
         staged = psum((size, some, psum_width(width)), dst.dtype)
         for i in range(some):
             nisa.nc_transpose(dst=staged[:, i, 0:width], data=data[:, first + i, :], engine=nisa.engine.tensor)
-        engine = EVICTION_ENGINES[first // bank % 2]
+        # Vector first: Scalar still exponentiates.
+        engine = EVICTION_ENGINES[(first // bank + 1) % 2]
         nisa.tensor_copy(dst=dst[:, first : first + some, :], src=staged[:, :, 0:width], engine=engine)
 
 
