@@ -228,6 +228,7 @@ def new_moving_keys(shape, chunk, rows):
 
 def transpose_keys(shape, chunk, rows, keys, room):
     """A pass's keys from where they lie to `room`, as new_moving_keys makes it."""
+    banks = 0
     for segment in range(len(room)):
         slots_first = keys[segment]
         if slots_first.dtype != shape.dtype:
@@ -240,7 +241,8 @@ def transpose_keys(shape, chunk, rows, keys, room):
         for i in range(len(parts)):
             first, part = parts[i]
             for head in range(rows.heads):
-                transpose_all(room[segment][i][:, head, :, :], slots_first[:, head, :, first : first + part])
+                moved = room[segment][i][:, head, :, :]
+                banks += transpose_all(moved, slots_first[:, head, :, first : first + part], banks)
 
 
 def moving_keys(shape, chunk, rows, keys, room):
@@ -264,8 +266,11 @@ def moving_keys(shape, chunk, rows, keys, room):
     return moving
 
 
-def transpose_all(dst, data):
-    """dst [N, n, M] = each data[:, i, :] of [M, n, N] transposed, through PSUM a bank at a time."""
+def transpose_all(dst, data, before):
+    """dst [N, n, M] = each data[:, i, :] of [M, n, N] transposed, through PSUM a bank at a time; returns how many.
+
+    `before`: how many there were before, so that the engines take turns.
+    """
     size, count, width = dst.shape
     bank = max(1, PSUM_BANK_BYTES // (psum_width(width) * (4 if dst.dtype == nl.float32 else 2)))
     for first in range(0, count, bank):
@@ -274,8 +279,9 @@ def transpose_all(dst, data):
         for i in range(some):
             nisa.nc_transpose(dst=staged[:, i, 0:width], data=data[:, first + i, :], engine=nisa.engine.tensor)
         # Vector first: Scalar still exponentiates.
-        engine = EVICTION_ENGINES[(first // bank + 1) % 2]
+        engine = EVICTION_ENGINES[(before + first // bank + 1) % 2]
         nisa.tensor_copy(dst=dst[:, first : first + some, :], src=staged[:, :, 0:width], engine=engine)
+    return (count + bank - 1) // bank
 
 
 def slots_to_keep(shape, slot, current, dtype):
