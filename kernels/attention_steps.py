@@ -14,7 +14,6 @@ from .attention_softmax import MASKED, groups_of, over_streams
 
 FEW_COLUMNS = 512  # of transposed weights: half a bank of bf16 is soon emptied, a whole one in fewer instructions
 COLUMNS_A_BATCH_AHEAD = 256  # the larger the batches, the more are transposed before the first is weighed
-SPANS_AHEAD = 1  # that are multiplied before the first is masked
 
 
 def score(dst, stationary, keys, group):
@@ -99,8 +98,7 @@ def begin_scores(shape, chunk, rows, constants, stationary, keys, bounds, window
     spans = [] if keys == None else spans_of(chunk, rows)  # noqa: E711
     maxima = tile((rows.count, len(spans) + (1 if len(window) > 0 else 0)))
     scoring = Scoring(shape, chunk, rows, constants, stationary, keys, bounds, window, spans, maxima, step, [])
-    for _ in range(SPANS_AHEAD):
-        multiply_next(scoring)
+    multiply_next(scoring)
     return scoring
 
 
