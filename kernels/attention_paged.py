@@ -295,9 +295,7 @@ class Between(nl.NKIObject):
     """The next of a core's dense passes between the first and the last. Pairs: [128, 2] fp32, in slots and in runs."""
 
     begins: object  # a pair each: where its own slots begin
-    bounds: (
-        object  # [128, 3] fp32 each: its own slots, first and one past the last, from where it loads; and where that is
-    )
+    bounds: object  # [128, 3] fp32 each: its own slots, first and one past the last, from where it loads, and that
     places: object  # of its runs
     latest: object  # where the last pass starts, [128, 1] fp32
     limit: object  # a pair: the latest that a pass may load from; the last run may hold slots that are not live
