@@ -7,7 +7,7 @@ from typing import Any
 
 from draft_verify import checks
 from draft_verify.arrays import public
-from draft_verify.backends import concatenate, launch
+from draft_verify.backends import TRACING, concatenate, launch
 from draft_verify.caches import full_like_lengths, layer_scales, smaller
 from draft_verify.checks.general import ITEMSIZES, dtype_name
 from draft_verify.reference.verify_attention import verify_attention as reference
@@ -97,6 +97,8 @@ def verify_attention(
 
     lnc = lnc or 1  # not resolved while tracing
     checks.attention.attention_cores(value_cache, cache_layout, lnc)
+    if block_table is not None and backend != TRACING:  # whose sizes may be any
+        checks.attention.attention_runs(block_table, value_cache.shape[1 if cache_layout == "NPHD" else 2])
     rows, head_dim = query.shape[2:]
     if draft_lens is None:
         draft_lens = full_like_lengths(seq_lens, rows - 1)

@@ -490,6 +490,16 @@ def test_a_cache_too_large_to_be_indexed_is_refused(dtype, slots, limit):
         case.changed(key_cache=cache, value_cache=cache).run("reference")
 
 
+def test_blocks_whose_runs_no_chip_lists_are_refused_by_the_kernel_alone():
+    case = make_case(**GOOD, cache_layout="NHPD", block_size=17)
+    few = case.options["block_table"]
+    many = np.concatenate([few, np.full((2, 809 - few.shape[1]), -1, np.int32)], 1)  # 809 is a prime
+    with pytest.raises(ValueError, match="block_table: got 809 blocks of 17 tokens"):
+        case.run("emulator", block_table=many)
+    output, _ = case.run("reference", block_table=many)
+    np.testing.assert_array_equal(output, case.run("reference")[0])
+
+
 @pytest.mark.parametrize("entry", [-1, 99])
 def test_a_block_that_does_not_exist_is_refused(entry):
     case = make_case(**GOOD, cache_layout="NHPD")

@@ -23,6 +23,7 @@ MAX_HEAD_DIM = 256
 MAX_ATTENTION_WINDOW = 64
 MAX_ATTENTION_BATCH = 64
 MAX_ATTENTION_SLOTS = 131_072
+MAX_RUNS = 13_500  # of tokens, a partition: the kernel lists where they lie on the chip
 MAX_SHARDS = 128  # a shard a partition
 
 
@@ -106,6 +107,19 @@ def attention_cores(value_cache: Any, cache_layout: str, lnc: int) -> None:
     _, heads, slots, _ = value_cache.shape
     shared = cache_layout in ("NHPD", "NPHD") or heads % lnc == 0 or slots >= lnc
     expect(shared, "key_cache", f"one slot of {heads} heads for {lnc} cores", "two slots or an even number of heads")
+
+
+def attention_runs(block_table: Any, block_size: int) -> None:
+    """Runs of at most 16 tokens move together; a sequence's blocks are listed on as many partitions as divide them."""
+    batch, blocks = block_table.shape
+    run = max(size for size in (1, 2, 4, 8, 16) if block_size % size == 0)
+    parts = max(parts for parts in range(1, 128 // batch + 1) if blocks % parts == 0)
+    expect(
+        blocks // parts * (block_size // run) <= MAX_RUNS,
+        "block_table",
+        f"{blocks} blocks of {block_size} tokens",
+        f"blocks of a multiple of 16, or a number of them that more than {parts} partitions can share",
+    )
 
 
 def attention_tree(tree: Any, batch: int, rows: int, draft_lens: Any) -> None:
