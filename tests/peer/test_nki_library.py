@@ -73,7 +73,7 @@ for _file, _cases in _FILES.items():
     try:
         _module = importlib.import_module(f"test.integration.nkilib.{_file}")
     except (SyntaxError, NameError) as _error:
-        globals()[f"test_{_file.rpartition('.')[2]}"] = _not_importable(_error)
+        globals()[_file.rpartition(".")[2]] = _not_importable(_error)
         continue
     for _name, _member in list(vars(_module).items()):
         if getattr(_member, "__module__", None) != _module.__name__:
