@@ -500,6 +500,12 @@ def test_blocks_whose_runs_no_chip_lists_are_refused_by_the_kernel_alone():
     np.testing.assert_array_equal(output, case.run("reference")[0])
 
 
+def test_more_blocks_of_a_sequence_than_are_counted_are_refused():
+    case = make_case(**GOOD, cache_layout="NHPD")
+    with pytest.raises(ValueError, match="block_table: got 65536 blocks a sequence"):
+        case.run("reference", block_table=np.zeros((2, 65_536), np.int32))
+
+
 @pytest.mark.parametrize("entry", [-1, 99])
 def test_a_block_that_does_not_exist_is_refused(entry):
     case = make_case(**GOOD, cache_layout="NHPD")

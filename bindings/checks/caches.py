@@ -22,6 +22,7 @@ from draft_verify.checks.general import (
 
 CACHE_LAYOUTS = ("BHSD", "BHDS", "NHPD", "NPHD")
 MAX_WINDOW = 128  # rows of a window and sequences of a batch are spread over the 128 partitions
+MAX_BLOCKS = 65_535  # of a sequence: an access pattern counts in 16 bits
 MAX_CONV_PART = 16384  # elements on a partition, twice: before and after the shift
 MAX_RING_POSITION = 1 << 24  # the kernel divides positions in fp32
 
@@ -219,6 +220,8 @@ def caches(
     if not paged:
         return shape[2], 0
     array("block_table", block_table, (batch, "M"), ("int32",))
+    blocks = block_table.shape[1]
+    expect(blocks <= MAX_BLOCKS, "block_table", f"{blocks} blocks a sequence", f"1 to {MAX_BLOCKS}")
     return block_table.shape[1] * shape[2 if cache_layout == "NHPD" else 1], shape[0]
 
 
