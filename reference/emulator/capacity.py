@@ -116,9 +116,8 @@ def _register_uses(block: Block) -> Iterator[tuple[VirtualRegister, int, int]]:
 
 
 def check(program: Program) -> None:
-    """Refuses a tensor that does not fit its memory, and one that lies over another; notes more live ones than fit.
+    """Refuses a program that needs more SBUF or PSUM than there is, or puts live tensors over one another.
 
-    The compiler spills what does not fit at once (memory-hierarchy-overview.rst), which no kernel of ours may need.
     More registers than there are is a note: the compiler allocates them, and no document says what it does then.
     """
     for core, block in enumerate(program.cores):
@@ -126,15 +125,12 @@ def check(program: Program) -> None:
             most = peak(block, buffer)
             if most.amount > limit:
                 where = next(call.source for call in block.calls() if call.index >= most.index)
-                largest = sorted(most.storages, key=lambda storage: -storage.partition_bytes)
-                full = Refusal(f"{buffer.upper()} is full: more {what} are live at once than there are", core=core,
-                               live=most.amount, limit=limit,
-                               largest=[f"{s} {s.source}" for s in largest[:4]])  # fmt: skip
-                size = sbuf_bytes if buffer == "sbuf" else psum_banks
-                if size(largest[0]) > limit:
-                    full.where = f"{where}: "
-                    raise full
-                program.note(f"{full}; the compiler spills", where)
+                largest = sorted(most.storages, key=lambda storage: -storage.partition_bytes)[:4]
+                refusal = Refusal(f"{buffer.upper()} is full: more {what} are live at once than there are", core=core,
+                                  live=most.amount, limit=limit,
+                                  largest=[f"{s} {s.source}" for s in largest])  # fmt: skip
+                refusal.where = f"{where}: "
+                raise refusal
         registers = peak_registers(block)
         if registers > REGISTERS:
             program.notes.append(

@@ -175,8 +175,13 @@ class NkiTensor(Opaque):
         return f"{self.name}[{', '.join(map(str, self.shape))}] {self.dtype} {self.storage.buffer}"
 
     def __bool__(self):
-        """UNVERIFIED: no document says what it is; nki-library's kernels ask so whether an optional tensor is there."""
-        context.note("Python `if`, `and`, `or` or `not` on a tensor tells that it is there, not what it holds")
+        """Of an argument as it was given, that it is there: nki-library's kernels ask so of optional ones.
+
+        UNVERIFIED: no document says what it is. Any other tensor could only be asked for its values.
+        """
+        if self.storage.kind != "input" or self.shape != self.storage.shape or self.offset != 0:
+            return Opaque.__bool__(self)
+        context.note("Python `if`, `and`, `or` or `not` on an argument tells that it is there, not what it holds")
         return True
 
     # Views of a view.

@@ -69,8 +69,8 @@ class Tracer:
     def append(self, call) -> None:
         call.index = self.calls
         self.calls += 1
-        if self.calls == _MAX_INSTRUCTIONS + 1:
-            self.note(f"more than {_MAX_INSTRUCTIONS} instructions, static loops unrolled: the compiler has a limit")
+        if self.calls > _MAX_INSTRUCTIONS:
+            raise Refusal("too many instructions: static loops are unrolled", limit=_MAX_INSTRUCTIONS)
         self.block.items.append(call)
         for _, tensor, access in call.tensors():
             tensor.storage.written |= access == "write"

@@ -1,7 +1,6 @@
 """Peak use of SBUF and PSUM against what a program has live, worked out by hand."""
 
 import numpy as np
-import pytest
 
 from draft_verify.reference import emulator
 from draft_verify.reference.emulator import capacity
@@ -114,23 +113,3 @@ def test_a_register_lives_from_its_first_use_to_its_last():
 def test_more_live_registers_than_an_engine_has_are_noted():
     assert not any("registers" in note for note in looped(np.ones((1, 63), np.int32)).notes)
     assert any("65 registers are live" in note for note in looped(np.ones((1, 64), np.int32)).notes)
-
-
-@pytest.mark.parametrize("buffer, shape, tiles", [("SBUF", (128, 10000), 6), ("PSUM", (128, 512), 9)])
-def test_what_the_compiler_spills_is_noted_and_runs(buffer, shape, tiles):
-    def kernel(x, shape):
-        total = nl.load(x)
-        live = [nl.ndarray(shape, nl.float32, buffer=getattr(nl, buffer.lower())) for _ in range(tiles)]
-        for number, tile in enumerate(live):
-            nisa.memset(tile, float(number))
-        for tile in live:
-            nisa.tensor_tensor(total[:, 0:512], total[:, 0:512], tile[:, 0:512], nl.add)
-        out = nl.ndarray((128, 1000), nl.float32, buffer=nl.shared_hbm)
-        nl.store(out, total)
-        return out
-
-    program = emulator.trace(kernel, X, shape, strict=False)
-    assert any(f"{buffer} is full" in note and "spills" in note for note in program.notes)
-    assert (program.run(X)[:, :512] == 1 + sum(range(tiles))).all()
-    with pytest.raises(emulator.Refusal, match=f"{buffer} is full"):
-        emulator.trace(kernel, X, (128, 60000), strict=False)

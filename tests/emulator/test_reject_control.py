@@ -278,3 +278,16 @@ def test_an_optional_argument_may_be_asked_for_by_its_truth():
     simulate = emulator.simulate(kernel, strict=False)
     np.testing.assert_array_equal(simulate(X), X)
     np.testing.assert_array_equal(simulate(X, X), X + X)
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("what", ["tile", "element of an argument"])
+def test_a_tile_or_an_element_is_not_asked_for_its_truth(what, strict):
+    def kernel(x):
+        tile = nl.load(x)
+        if tile if what == "tile" else x[0, 0]:
+            nisa.memset(tile, 0.0)
+        return stored(tile)
+
+    with pytest.raises(emulator.Refusal, match="not known while the kernel is traced"):
+        emulator.trace(kernel, X, strict=strict)

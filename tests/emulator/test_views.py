@@ -161,6 +161,7 @@ def test_a_view_that_does_not_exist_is_refused(build):
 
 
 LOOKING = {
+    "if": bool,
     "int": int,
     "float": float,
     "iteration": list,
