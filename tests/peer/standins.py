@@ -100,6 +100,7 @@ _REFUSED_AS_DOCUMENTED = {
     "NeuronCore-v4": _TRN3,
     "value must match the dtype of dst": "nisa.memset of an integer tile with a float: an error since NKI 0.3",
     "data is a tensor in shared HBM": "nisa.core_barrier on a tile in SBUF",
+    "is full: more": "needs more of SBUF or PSUM at once than there is: the compiler would have to spill",
     "both cores write the same bytes, and not the same values": "each core zeroes all of the output, then stores its"
     " half, with no core_barrier between: what the other core stored first is lost",
 }
