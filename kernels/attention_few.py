@@ -11,7 +11,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_lengths import checked_lengths, on_every_partition
-from .attention_loads import EVICTION_ENGINES, load_queries
+from .attention_loads import EVICTION_ENGINES, fetch_slots, load_queries, new_slots
 from .attention_output import join_cores, store_output
 from .attention_passes import (
     attend_window,
@@ -27,8 +27,16 @@ from .attention_passes import (
     silence_pass,
 )
 from .attention_plan import PARTITIONS, tile
-from .attention_softmax import live_flags, new_state, one_stream, slot_bounds, window_mask
-from .attention_steps import FEW_COLUMNS, begin_scores, begin_values, end_values, new_step, score_and_weigh
+from .attention_softmax import idle_engine, live_flags, new_state, one_stream, slot_bounds, window_mask
+from .attention_steps import (
+    FEW_COLUMNS,
+    begin_scores,
+    begin_values,
+    end_values,
+    new_step,
+    ready_weights,
+    score_and_weigh,
+)
 from .attention_work import (
     Pass,
     anywhere,
@@ -55,11 +63,28 @@ class Walk(nl.NKIObject):
     stationaries: object
 
 
+@dataclass
+class Opening(nl.NKIObject):
+    """What the first steps of a sequence need, except what they load from the cache."""
+
+    windows: object  # as windows_of leaves them
+    outer: object  # as outer_passes leaves them; () if no sequence has any
+    limits: object  # of these for each step of each group, as far as they are known
+
+
+@dataclass
+class Limits(nl.NKIObject):
+    """What a row tile sees of a pass."""
+
+    bounds: object  # as slot_bounds leaves them
+    mask: object  # of the window, if it comes with the pass
+
+
 def attend_few(shape, groups, operands, lengths, slot_cores):
     ragged = plan_ragged(shape, groups[0][0], operands.shard, slot_cores)
     dense = plan_dense(shape, groups[0][0], operands.shard, slot_cores)
     given = on_every_partition(lengths)
-    constants = constants_of(shape, groups, operands, ragged, None)
+    constants = constants_of(shape, groups, operands, dense, ragged, None)
     # What needs no length comes before what does.
     walks = []
     for sequence in range(shape.batch):
@@ -92,16 +117,17 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
     firsts = []
     for sequence in range(shape.batch):
         firsts.append(first_pass(laps[0], sequence))
-    windows = windows_of(walks[0], firsts[0])
+    openings = []
     for sequence in range(shape.batch):
         walk = walks[sequence]
         # Engines keep their order: what a sequence needs first comes before the passes of the one before, its output
         # after those of the next.
-        following = ()
-        if sequence + 1 < shape.batch:
-            following = windows_of(walks[sequence + 1], firsts[sequence + 1])
+        while len(openings) < min(sequence + 2, shape.batch):
+            coming = len(openings)
+            begin = None if begins == None else begins[0][coming]  # noqa: E711
+            openings.append(open_sequence(walks[coming], laps[0], whole, begin, firsts[coming]))
         begin = None if begins == None else begins[0][sequence]  # noqa: E711
-        attend_begin(walk, dense, laps[0], whole, begin, windows, firsts[sequence])
+        attend_begin(walk, dense, whole, begin, openings[sequence], firsts[sequence])
         for lap in range(len(laps)):
             begin = 0 if begins == None else begins[lap][sequence]  # noqa: E711
             attend_ragged(walk, ragged, laps[lap], begin, ends[lap][sequence])
@@ -109,7 +135,6 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
             store_all(walks[sequence - 1], firsts[sequence - 1])
         if operands.shards > 1:
             join_all(walk)
-        windows = following
     store_all(walks[shape.batch - 1], firsts[shape.batch - 1])
 
 
@@ -154,23 +179,41 @@ def begin_walk(shape, groups, operands, constants, sequence):
     return walk
 
 
-def attend_begin(walk, chunk, every, dense, begin, windows, current):
+def open_sequence(walk, every, dense, begin, current):
+    """The Opening of a sequence; arguments as for attend_begin and outer_passes."""
+    if dense == None:  # noqa: E711
+        return Opening(windows_of(walk, current), (), ())
+    engine = idle_engine(walk.shape)
+    # A sliding window seldom has these passes.
+    likely = begin == None  # noqa: E711
+    outer = outer_passes(walk.shape, every, dense, begin, walk.sequence)
+    limits = []
+    for g in range(len(walk.groups)):
+        own = []
+        # A tree comes late: what waits for it would hold up the rest.
+        for t in range(len(walk.groups[g]) if likely and walk.operands.trees == None else 0):  # noqa: E711
+            for i in range(len(outer)):
+                own.append(limits_of(walk, True, g, t, outer[i], i == 0 and has_window(walk.operands), engine))
+        limits.append(own)
+    return Opening(windows_of(walk, current), outer, limits)
+
+
+def attend_begin(walk, chunk, dense, begin, opening, current):
     """The window, and the passes over live slots only.
 
     Args:
         chunk: of those passes, None if no sequence has any.
         dense: DensePasses of all sequences, or None.
         begin: the first slot, a register, or None for 0.
-        windows: as windows_of leaves them.
     """
 
     def window_alone(_):
-        attend_windows(walk, windows, current)
+        attend_windows(walk, opening.windows, current)
 
     if dense == None:  # noqa: E711
-        attend_windows(walk, windows, current)
+        attend_windows(walk, opening.windows, current)
         return
-    attend_dense(walk, chunk, every, dense, begin, windows)
+    attend_dense(walk, chunk, dense, begin, opening)
     nl.fori_loop(dense.any[walk.sequence], 1, window_alone)
 
 
@@ -203,30 +246,35 @@ def outer_passes(shape, every, dense, begin, sequence):
     )
 
 
-def attend_dense(walk, chunk, every, dense, begin, windows):
-    """Passes over live slots only: the outer ones together, which begin the states, then those between.
-
-    `windows`: as windows_of leaves them.
-    """
-    outer = outer_passes(walk.shape, every, dense, begin, walk.sequence)
+def attend_dense(walk, chunk, dense, begin, opening):
+    """Passes over live slots only: the outer ones together, which begin the states, then those between."""
+    outer = opening.outer
+    windows = opening.windows
     # The engines are busy from the start, before it is known whether these passes are needed: the memory for the first
     # sequence, others for a single one.
     keys_ahead = ()
-    ahead = ()
+    values_ahead = ()
+    steps = ()
+    weighings = ()
     if walk.sequence == 0 and begin == None:  # noqa: E711
         keys_ahead = (keys_of(walk, chunk, 0, outer[0]), keys_of(walk, chunk, 0, outer[1]))
         if walk.shape.batch == 1:
-            first = score_pass(walk, chunk, True, 0, 0, outer[0], keys_ahead[0], windows[0], None)
-            last = score_pass(walk, chunk, True, 0, 0, outer[1], keys_ahead[1], None, first)
-            ahead = (first, last)
+            if len(walk.groups) == 1 and len(walk.groups[0]) == 1:
+                values_ahead = (new_values(walk, chunk, 0), new_values(walk, chunk, 0))
+            steps, weighings = begin_passes(walk, chunk, outer, keys_ahead, values_ahead, windows[0], opening.limits[0])
 
     def first_and_last(_):
         for g in range(len(walk.groups)):
             keys = keys_ahead
             if g > 0 or len(keys) == 0:
                 keys = (keys_of(walk, chunk, g, outer[0]), keys_of(walk, chunk, g, outer[1]))
-            values = (values_of(walk, chunk, g, outer[0]), values_of(walk, chunk, g, outer[1]))
-            take(walk, chunk, True, g, outer, keys, values, windows[g], ahead if g == 0 else ())
+            values = values_ahead
+            if len(values) == 0:
+                values = (new_values(walk, chunk, g), new_values(walk, chunk, g))
+            for i in range(len(outer)):
+                fetch_values(walk, chunk, g, outer[i], values[i])
+            known = steps if g == 0 else ()
+            take(walk, chunk, True, g, outer, keys, values, windows[g], known, opening.limits[g], weighings)
 
     def next_pass(start):
         # On GpSimd, so as not to queue behind the work of the pass before.
@@ -275,6 +323,16 @@ def values_of(walk, chunk, g, current):
     return pass_values(walk.shape, chunk, walk.groups[g][0], walk.operands, current)
 
 
+def new_values(walk, chunk, g):
+    """Room for what values_of loads."""
+    return new_slots(walk.shape, chunk, walk.groups[g][0], walk.operands.value_cache.dtype)
+
+
+def fetch_values(walk, chunk, g, current, values):
+    cache = walk.operands.value_cache
+    fetch_slots(walk.shape, chunk, walk.groups[g][0], cache, current, current.value_index, None, values)
+
+
 def row_tile(walk, dense, g, t):
     """A row tile, its constants, state and queries, as passes of this kind take them."""
     rows = walk.groups[g][t]
@@ -287,20 +345,28 @@ def row_tile(walk, dense, g, t):
     return rows, own, state, queries[:, :, 0 : rows.heads, 0 : rows.count]
 
 
-def scores_of(walk, chunk, dense, g, t, current, keys, window, before):
-    """Scoring of a pass for a row tile; `window` as take has it, `before` the Step before that is not weighed yet."""
-    rows, own, state, queries = row_tile(walk, dense, g, t)
-    seen = ()
-    engine = nisa.engine.vector
+def limits_of(walk, dense, g, t, current, with_window, engine):
+    """Limits of a pass for a row tile."""
+    own = row_tile(walk, dense, g, t)[1]
     live = live_flags(own, current, engine)
-    if has_values(window):
+    mask = None
+    if with_window:
         # Trees come late, and Vector need not wait for them.
         late = engine if walk.operands.trees == None else nisa.engine.gpsimd  # noqa: E711
-        seen = (window[0], window_mask(walk.shape, own, current, live, late))
-    bounds = slot_bounds(walk.shape, chunk, own, current, live, engine)
+        mask = window_mask(walk.shape, own, current, live, late)
+    return Limits(slot_bounds(walk.shape, own, current, live, engine), mask)
+
+
+def scores_of(walk, chunk, dense, g, t, current, keys, window, before, limits=None):
+    """Scoring of a pass for a row tile; `window` as take has it, `before` the Step before that is not weighed yet,
+    `limits` None if they are not known yet."""
+    rows, own, state, queries = row_tile(walk, dense, g, t)
+    if limits == None:  # noqa: E711
+        limits = limits_of(walk, dense, g, t, current, has_values(window), nisa.engine.vector)
+    seen = (window[0], limits.mask) if has_values(window) else ()
     earlier = state.negative_max if before == None else before.negative_max  # noqa: E711
     step = new_step(walk.shape, chunk, rows, own, len(seen) > 0, earlier)
-    return begin_scores(walk.shape, chunk, rows, own, queries, keys, bounds, seen, step)
+    return begin_scores(walk.shape, chunk, rows, own, queries, keys, limits.bounds, seen, step)
 
 
 def score_pass(walk, chunk, dense, g, t, current, keys, window, before):
@@ -308,6 +374,44 @@ def score_pass(walk, chunk, dense, g, t, current, keys, window, before):
     scoring = scores_of(walk, chunk, dense, g, t, current, keys, window, before)
     score_and_weigh(scoring, None)
     return scoring.step
+
+
+def begin_passes(walk, chunk, passes, keys, values, window, limits):
+    """Steps of passes of the first row tile, and, if it is known where values will be, their Weighings: while a pass is
+    scored, the weights of the one before are readied.
+
+    `values`: for each pass, or (); the others as take has them.
+    """
+    steps = []
+    weighings = []
+    for i in range(len(passes)):
+        begins = window if i == 0 else None
+        before = None if i == 0 else steps[i - 1]
+        weighing = None if len(weighings) == 0 else weighings[i - 1]
+        own = limits[i] if i < len(limits) else None
+        scoring = scores_of(walk, chunk, True, 0, 0, passes[i], keys[i], begins, before, own)
+        score_and_weigh(scoring, weighing)
+        steps.append(scoring.step)
+        if weighing != None:  # noqa: E711
+            ready_weights(weighing)
+        if len(values) > 0:
+            # Keys come before values, those of a pass's first stream before another's.
+            late = 0 if i < len(passes) - 1 else 1
+            weighings.append(weighing_of(walk, chunk, True, 0, i, len(passes), scoring.step, values[i], begins, late))
+    return steps, weighings
+
+
+def weighing_of(walk, chunk, dense, g, k, passes, step, values, window, late=PARTITIONS):
+    """Weighing of step k of take; `window` as take has it, `late` as begin_values."""
+    t = k // passes
+    i = k % passes
+    rows, _, state, _ = row_tile(walk, dense, g, t)
+    tiles = len(walk.groups[g])
+    busy = dense and tiles > 1 and k < tiles * passes - 1
+    engines, columns = transposing_engines(walk.shape, chunk, rows, busy, i, passes)
+    begins = i == 0 and window != None  # noqa: E711
+    window_values = window[1] if begins and has_values(window) else None
+    return begin_values(walk.shape, chunk, rows, step, values, window_values, state, begins, engines, columns, late)
 
 
 def has_values(window):
@@ -325,6 +429,8 @@ def transposing_engines(shape, chunk, rows, busy, i, passes):
         if i < passes - 1:
             return (nisa.engine.scalar, nisa.engine.dma), quarter
         return (nisa.engine.dma, nisa.engine.scalar, nisa.engine.dma, nisa.engine.vector), quarter
+    if i < passes - 1 and shape.block_size == 0:
+        return (nisa.engine.vector, nisa.engine.scalar), FEW_COLUMNS
     if i < passes - 1:
         # Vector masks the next pass first.
         return (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector), FEW_COLUMNS
@@ -336,7 +442,7 @@ def transposing_engines(shape, chunk, rows, busy, i, passes):
     return EVICTION_ENGINES, FEW_COLUMNS
 
 
-def take(walk, chunk, dense, g, passes, keys, values, window, ahead):
+def take(walk, chunk, dense, g, passes, keys, values, window, ahead, limits=(), weighings=()):
     """Takes passes of a group, their keys and values, into the states of its row tiles.
 
     The scores of a step come with the values of the one before, or, if some are known, of the one before that: Vector
@@ -345,6 +451,8 @@ def take(walk, chunk, dense, g, passes, keys, values, window, ahead):
     Args:
         window: of passes that begin the states, () where it is not this core's; else None.
         ahead: the first row tile's Steps, if they are known, else ().
+        limits: of the first steps, as far as they are known.
+        weighings: of the first steps, if they are begun, else ().
     """
     count = len(walk.groups[g]) * len(passes)
     steps = []
@@ -358,20 +466,16 @@ def take(walk, chunk, dense, g, passes, keys, values, window, ahead):
             i = n % len(passes)
             new = window if i == 0 else None
             before = None if i == 0 else steps[n - 1]
-            scoring = scores_of(walk, chunk, dense, g, t, passes[i], keys[i], new, before)
+            own = limits[n] if n < len(limits) else None
+            scoring = scores_of(walk, chunk, dense, g, t, passes[i], keys[i], new, before, own)
             steps.append(scoring.step)
         weighing = None
         if k > 0:
-            t = (k - 1) // len(passes)
-            i = (k - 1) % len(passes)
-            rows, _, state, _ = row_tile(walk, dense, g, t)
-            busy = dense and len(walk.groups[g]) > 1 and k < count
-            engines, columns = transposing_engines(walk.shape, chunk, rows, busy, i, len(passes))
-            begins = i == 0 and window != None  # noqa: E711
-            window_values = window[1] if begins and has_values(window) else None
-            weighing = begin_values(
-                walk.shape, chunk, rows, steps[k - 1], values[i], window_values, state, begins, engines, columns
-            )
+            if k <= len(weighings):
+                weighing = weighings[k - 1]
+            else:
+                own = values[(k - 1) % len(passes)]
+                weighing = weighing_of(walk, chunk, dense, g, k - 1, len(passes), steps[k - 1], own, window)
         score_and_weigh(scoring, weighing)
         if weighing != None:  # noqa: E711
             end_values(weighing)

@@ -4,9 +4,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_blocks import fetch_runs, fetch_transposed_runs
-from .attention_plan import PARTITIONS, PSUM_BANK_BYTES, head_parts, psum, psum_width, tile
-
-LONG_COLUMN = 2048
+from .attention_plan import PARTITIONS, PIECE, PSUM_BANK_BYTES, head_parts, psum, psum_width, tile
 
 # A DMA engine serves 8 partitions: what is small lies partly on upper ones, so that the first are free for keys.
 UPPER = 64
@@ -148,11 +146,16 @@ def fetch_slots(shape, chunk, rows, cache, current, index, places, segments):
         if shape.block_size > 0:
             fetch_runs(shape, chunk, rows, cache, places[:, segment : segment + 1], segments[segment])
             continue
-        first = chunk.first + segment * chunk.partitions * chunk.run
+        first = chunk.first + segment * (chunk.partitions // chunk.pieces) * chunk.run
         nisa.dma_copy(
             dst=segments[segment],
             src=cache.reshape((shape.batch * shape.heads * shape.slots, head_dim)).ap(
-                pattern=[[chunk.run * head_dim, chunk.partitions], [head_size, rows.heads], [1, chunk.run * head_dim]],
+                pattern=[
+                    [chunk.slots // chunk.pieces * head_dim, chunk.pieces],
+                    [chunk.run * head_dim, chunk.partitions // chunk.pieces],
+                    [head_size, rows.heads],
+                    [1, chunk.run * head_dim],
+                ],
                 offset=(current.sequence * shape.heads + rows.first_head) * head_size + first * head_dim,
                 scalar_offset=index,
                 indirect_dim=0,
@@ -161,15 +164,15 @@ def fetch_slots(shape, chunk, rows, cache, current, index, places, segments):
 
 
 def new_keys(shape, chunk, rows, dtype):
-    """Room for a pass's keys: as new_slots, or, for each part of D, a tile [part, heads, streams, slots] if they are
-    stored transposed, [part, heads, run, runs] if they come transposed."""
+    """Room for a pass's keys: as new_slots, or, for each part of D, a tile [part, heads, slots] if they are stored
+    transposed, [part, heads, run, runs] if they come transposed."""
     if shape.cache_layout != "BHDS" and not chunk.transposed:
         return new_slots(shape, chunk, rows, dtype)
     keys = []
     for part_of_head in head_parts(shape.head_dim):
         _, part = part_of_head
         if shape.cache_layout == "BHDS":
-            own = tile((part, rows.heads, chunk.streams, chunk.slots // chunk.streams), dtype)
+            own = tile((part, rows.heads, chunk.slots), dtype)
         elif shape.cache_layout == "NPHD":
             by_token = tile((part, chunk.run, rows.heads, chunk.segments * chunk.partitions), dtype)
             own = by_token.permute((0, 2, 1, 3))
@@ -187,22 +190,17 @@ def fetch_keys(shape, chunk, rows, key_cache, current, places, keys):
     if shape.cache_layout != "BHDS":
         fetch_slots(shape, chunk, rows, key_cache, current, current.key_index, places, keys)
         return
-    # Some columns of each stream at a time.
+    # In pieces, each scored as soon as it is there.
     head_size = shape.head_dim * shape.slots
-    stream_slots = chunk.slots // chunk.streams
     parts = head_parts(shape.head_dim)
     for i in range(len(parts)):
-        for first in range(0, stream_slots, LONG_COLUMN):
-            columns = min(LONG_COLUMN, stream_slots - first)
+        size, heads = keys[i].shape[0:2]
+        for first in range(0, chunk.slots, PIECE):
+            count = min(PIECE, chunk.slots - first)
             nisa.dma_copy(
-                dst=keys[i][:, :, :, first : first + columns],
+                dst=keys[i][:, :, first : first + count],
                 src=key_cache.reshape((shape.batch * shape.heads * head_size, 1)).ap(
-                    pattern=[
-                        [shape.slots, parts[i][1]],
-                        [head_size, rows.heads],
-                        [stream_slots, chunk.streams],
-                        [1, columns],
-                    ],
+                    pattern=[[shape.slots, size], [head_size, heads], [1, count]],
                     offset=(current.sequence * shape.heads + rows.first_head) * head_size
                     + parts[i][0] * shape.slots
                     + chunk.first
@@ -246,22 +244,23 @@ def transpose_keys(shape, chunk, rows, keys, room):
 
 
 def moving_keys(shape, chunk, rows, keys, room):
-    """A pass's keys, D on partitions: for each segment, for each part of D, a tile [part, heads, partitions, run]; of
-    `keys` if they come so, else of `room`, where transpose_keys put them."""
+    """A pass's keys, D on partitions: for each segment, for each part of D, a tile [part, heads, pieces, partitions of
+    each, run]; of `keys` if they come so, else of `room`, where transpose_keys put them."""
     moving = []
+    per_piece = chunk.partitions // chunk.pieces
     for segment in range(chunk.segments):
         parts = []
         if shape.cache_layout == "BHDS":
             for part in keys:
-                size = (part.shape[0], rows.heads, chunk.segments, chunk.partitions, chunk.run)
-                parts.append(part.reshape(size)[:, :, segment, :, :])
+                size = (part.shape[0], rows.heads, chunk.pieces, chunk.segments, per_piece, chunk.run)
+                parts.append(part.reshape(size)[:, :, :, segment, :, :])
         elif chunk.transposed:
             own = slice(segment * chunk.partitions, (segment + 1) * chunk.partitions)
             for part in keys:
-                parts.append(part[:, :, :, own].permute((0, 1, 3, 2)))
+                parts.append(part[:, :, :, own].permute((0, 1, 3, 2)).expand_dim(2))
         else:
             for part in room[segment]:
-                parts.append(part.permute((0, 1, 3, 2)))
+                parts.append(part.permute((0, 1, 3, 2)).reshape_dim(2, (chunk.pieces, per_piece)))
         moving.append(parts)
     return moving
 

@@ -150,7 +150,7 @@ def new_walk(shape, heads, plan, cores, operands, runs, room):
     ending = None
     if plan.dense and runs != None and operands.shard == cores - 1:  # noqa: E711
         ending = plan.chunk
-    constants = constants_of(shape, groups, operands, ending if plan.dense else plan.chunk, ending)
+    constants = constants_of(shape, groups, operands, plan.chunk, ending if plan.dense else plan.chunk, ending)
     states = []
     stationaries = []
     for g in range(len(groups)):
@@ -413,7 +413,7 @@ def next_scores(walk, item, order, steps):
     else:
         step = new_step(shape, walk.chunk, rows, constants, len(seen) > 0, earlier)
     steps.append(step)
-    bounds = slot_bounds(shape, walk.chunk, constants, item.passes[turn], item.live[g][t], idle_engine(shape))
+    bounds = slot_bounds(shape, constants, item.passes[turn], item.live[g][t], idle_engine(shape))
     return begin_scores(
         shape, walk.chunk, rows, constants, walk.stationaries[g][t], item.keys[turn], bounds, seen, step
     )

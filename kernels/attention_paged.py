@@ -77,7 +77,7 @@ def attend_paged(shape, heads, operands, lengths, slot_cores):
     given = on_every_partition(lengths)
     parts = whole_segments(shape, dense, operands)
     blocks = load_table(shape, operands.block_table, parts)
-    constants = constants_of(shape, groups, operands, ragged, dense if has_last else None)
+    constants = constants_of(shape, groups, operands, dense, ragged, dense if has_last else None)
     walks = []
     for sequence in range(shape.batch):
         walks.append(begin_walk(shape, groups, operands, constants, sequence))

@@ -86,7 +86,7 @@ def plan_paged(shape, rows, shard, slot_cores):
     own = segments * dense.partitions * dense.run
     step = slot_cores * own
     most = (shape.slots + step - 1) // step
-    return dense, Chunk(own, segments, dense.partitions, dense.run, 1, shard * own, step, most)
+    return dense, Chunk(own, segments, dense.partitions, dense.run, 1, 1, shard * own, step, most)
 
 
 @dataclass
@@ -113,7 +113,7 @@ def plan_items(shape, rows, row_tiles, cores):
     elif many_slots and shape.sliding_window == 0:  # of a window's first run, slots may be too old to be seen
         dense = plan_runs(shape, min(longest, shape.slots // MOST_TOGETHER), rows, True)
         # As long as the others, so that they can use the same room.
-        ragged = Chunk(dense.slots, dense.segments, dense.partitions, dense.run, 1, 0, dense.step, dense.most)
+        ragged = Chunk(dense.slots, dense.segments, dense.partitions, dense.run, 1, 1, 0, dense.step, dense.most)
     else:
         if shape.sliding_window > 0:
             longest = min(longest, max(PARTITIONS, shape.sliding_window))
@@ -157,10 +157,11 @@ class Constants(nl.NKIObject):
     last_run: object  # [128, run] fp32, the number of each slot of a pass's last run
 
 
-def constants_of(shape, groups, operands, ragged, ending):
+def constants_of(shape, groups, operands, dense, ragged, ending):
     """Constants, None where nothing asks for them: a tile that is written and not read is an error.
 
-    Passes like `ragged` load slots that are not live, those like `ending` in their last run only; None if none do.
+    Passes like `dense` are taken in streams, those like `ragged` load slots that are not live, those like `ending` in
+    their last run only; None if none are.
     """
     # Has the exponential's table loaded while the Scalar engine has nothing else to do.
     first_exponential = tile((1, 1))
@@ -174,6 +175,7 @@ def constants_of(shape, groups, operands, ragged, ending):
             own.append(
                 row_constants(
                     shape,
+                    dense,
                     row_tile,
                     with_window and operands.trees == None,  # noqa: E711
                     operands.sinks if operands.shard == 0 else None,
@@ -297,7 +299,7 @@ def silence_last_run(chunk, last_run, keys, current):
     for part in keys[chunk.segments - 1]:
         size, heads = part.shape[0:2]
         nisa.tensor_copy_predicated(
-            dst=part[:, :, chunk.partitions - 1, :],
+            dst=part[:, :, 0, chunk.partitions - 1, :],
             src=0.0,
             predicate=dead[0:size].expand_dim(1).broadcast(1, heads),
         )

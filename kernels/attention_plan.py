@@ -16,6 +16,7 @@ PARTITIONS = 128
 PSUM_BANK = 512  # fp32 a partition
 PSUM_BANK_BYTES = 2048
 LONGEST_RUN = 16  # slots a descriptor: 4 KiB of bf16 at D = 128 saturate the DMA engines
+PIECE = 2048  # slots of transposed keys a descriptor: the same
 
 
 @dataclass
@@ -61,8 +62,9 @@ class RowTile(nl.NKIObject):
 class Chunk(nl.NKIObject):
     """The slots of one pass of the softmax, on this core: `segments` tiles of partitions * run slots.
 
-    Slot i of a segment is entry i % run of partition i // run. Of the segments, each stream has an equal share. Where
-    two cores share the slots, this one takes those from `first` on of every `step`.
+    Slot i of a segment is entry i % run of partition i // run. Of the segments, each stream has an equal share, and of
+    each of `pieces` of the slots an equal part, so that what has arrived can be scored. Where two cores share the
+    slots, this one takes those from `first` on of every `step`.
     """
 
     slots: int
@@ -70,6 +72,7 @@ class Chunk(nl.NKIObject):
     partitions: int
     run: int
     streams: int
+    pieces: int  # that a segment has partitions of; more than one only if it has all slots of a stream
     first: int
     step: int
     most: int  # passes that one sequence can need
@@ -129,7 +132,9 @@ def plan_chunk(slots, longest, streams, core, cores):
     """Passes of at most `longest` slots a core over a cache of `slots`."""
     share = min(slots // cores, longest)
     if share < PARTITIONS:
-        return Chunk(share, 1, share, 1, 1, core * share, cores * share, (slots + cores * share - 1) // (cores * share))
+        return Chunk(
+            share, 1, share, 1, 1, 1, core * share, cores * share, (slots + cores * share - 1) // (cores * share)
+        )
     if share < streams * PARTITIONS:
         streams = 1
     run = share // (streams * PARTITIONS)
@@ -142,9 +147,9 @@ def plan_chunk(slots, longest, streams, core, cores):
     size = PARTITIONS * run
     segments = share // (streams * size) * streams
     own = segments * size
-    return Chunk(
-        own, segments, PARTITIONS, run, streams, core * own, cores * own, (slots + cores * own - 1) // (cores * own)
-    )
+    pieces = max(1, own // PIECE) if streams > 1 else 1
+    most = (slots + cores * own - 1) // (cores * own)
+    return Chunk(own, segments, PARTITIONS, run, streams, pieces, core * own, cores * own, most)
 
 
 def two_byte_cache(shape):
@@ -171,7 +176,7 @@ def plan_runs(shape, longest, rows, all_live):
     if shape.sliding_window > 0:
         most += 1  # it may begin inside a run
     transposed = all_live and two_byte_cache(shape) and partitions % 16 == 0  # a gather transposes 16 rows at a time
-    return Chunk(own, segments, partitions, run, streams, 0, own, most, transposed)
+    return Chunk(own, segments, partitions, run, streams, 1, 0, own, most, transposed)
 
 
 def head_parts(head_dim):

@@ -25,7 +25,7 @@ class Rows(nl.NKIObject):
     row: object  # the window row
     depth: object  # its position, counted from row 0's
     sees: object  # [count, T] the window keys that it sees
-    stream: object  # that the row belongs to; None if there is but one
+    skipped: object  # slots of a piece before those of the row's stream; None if there is but one
     key_scale: object  # of scores of the cache; None if that is shape.scale
     value_scale: object  # of weighted values; None if there is none
     fresh: object  # State of rows that have seen nothing but their sink
@@ -79,8 +79,13 @@ def one_stream(rows, constants, state):
     )
 
 
-def row_constants(shape, rows, with_window, sinks, key_scale, value_scale):
-    """Rows of a row tile. `with_window`: whether the window's keys are this core's to take."""
+def row_constants(shape, chunk, rows, with_window, sinks, key_scale, value_scale):
+    """Rows of a row tile.
+
+    Args:
+        chunk: of passes that are taken in streams; None if none are.
+        with_window: whether the window's keys are this core's to take.
+    """
     stride = rows.count // rows.streams
     across = tile((1, rows.streams, stride))
     nisa.memset(dst=across, value=0.0)
@@ -94,11 +99,12 @@ def row_constants(shape, rows, with_window, sinks, key_scale, value_scale):
     row = tile((rows.count, 1))
     nisa.nc_transpose(dst=staged, data=across, engine=nisa.engine.tensor)
     nisa.tensor_copy(dst=row, src=staged, engine=nisa.engine.scalar)
-    stream = None
+    skipped = None
     if rows.streams > 1:
-        stream = tile((rows.count, 1))
+        skipped = tile((rows.count, 1))
+        own = chunk.slots // chunk.pieces // rows.streams
         for i in range(rows.streams):
-            nisa.memset(dst=stream[i * stride : (i + 1) * stride], value=float(i))
+            nisa.memset(dst=skipped[i * stride : (i + 1) * stride], value=float(i * own))
 
     fresh = new_state(shape, rows)
     nisa.memset(dst=fresh.all, value=0.0)
@@ -118,7 +124,7 @@ def row_constants(shape, rows, with_window, sinks, key_scale, value_scale):
         row=row,
         depth=row,
         sees=chain_sees(shape, rows, row) if with_window else None,
-        stream=stream,
+        skipped=skipped,
         key_scale=row_scale(rows, key_scale, shape.scale if shape.softcap == 0.0 else shape.scale / shape.softcap),
         value_scale=row_scale(rows, value_scale, 1.0),
         fresh=fresh,
@@ -132,7 +138,7 @@ def with_tree(shape, rows, constants, table, current):
         constants.row,
         depth,
         sees,
-        constants.stream,
+        constants.skipped,
         constants.key_scale,
         constants.value_scale,
         constants.fresh,
@@ -203,7 +209,7 @@ def window_mask(shape, constants, current, live, engine):
     return mask
 
 
-def slot_bounds(shape, chunk, constants, current, live, engine):
+def slot_bounds(shape, constants, current, live, engine):
     """First slot that each row sees in its stream, and one past the last, [count, 1] each; rows of padding see none."""
     count = live.shape[0]
     size = (count, 1)
@@ -227,19 +233,12 @@ def slot_bounds(shape, chunk, constants, current, live, engine):
     if shape.positioned:
         # No slot after the row's own position.
         nisa.tensor_scalar(dst=end, data=position, op0=nl.add, operand0=1.0, op1=nl.minimum, operand1=end)
-    if constants.stream == None:  # noqa: E711
+    if constants.skipped == None:  # noqa: E711
         return first, end
     stream_first = tile(size)
     for pair in ((first, stream_first), (end, end)):
         bound, shifted = pair
-        nisa.scalar_tensor_tensor(
-            dst=shifted,
-            data=constants.stream,
-            op0=nl.multiply,
-            operand0=-float(chunk.slots // chunk.streams),
-            op1=nl.add,
-            operand1=bound,
-        )
+        nisa.tensor_tensor(dst=shifted, data1=bound, data2=constants.skipped, op=nl.subtract, engine=engine)
     return stream_first, end
 
 

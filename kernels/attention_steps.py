@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_plan import PSUM_BANK, PSUM_BANK_BYTES, psum, psum_width, tile
+from .attention_plan import PARTITIONS, PSUM_BANK, PSUM_BANK_BYTES, psum, psum_width, tile
 from .attention_softmax import MASKED, groups_of, over_streams
 
 FEW_COLUMNS = 512  # of transposed weights: half a bank of bf16 is soon emptied, a whole one in fewer instructions
@@ -124,7 +124,7 @@ def mask_span(scoring, i):
         bound1=scoring.bounds[1],
         reduce_cmd=nisa.reduce_cmd.reset_reduce,
         reduce_res=scoring.maxima[:, i : i + 1],
-        range_start=scoring.chunk.first + span.first,
+        range_start=scoring.chunk.first + span.slot,
     )
 
 
@@ -171,12 +171,16 @@ class Weighing(nl.NKIObject):
     batches: object
     engines: object
     ahead: int  # batches that are transposed before the first one's values are weighed
+    late: int  # streams from this one on are weighed last
     sums: object  # [count, 1] of each batch's weights, then of those before
     staged: object  # transposed weights of each batch
+    ready: object  # these in SBUF
     weighted: object  # [rows, heads * D] in PSUM
 
 
-def begin_values(shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS):
+def begin_values(
+    shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS, late=PARTITIONS
+):
     """Takes the values of a step into the state.
 
     Args:
@@ -185,6 +189,7 @@ def begin_values(shape, chunk, rows, step, values, window_values, state, begins,
         begins: whether this is a sequence's first step: `state` then has no values yet.
         engines: which take turns at the transposed weights: they empty PSUM, DMA does it all.
         columns: of weights that they take at once.
+        late: streams from this one on are weighed last: their values come later.
     """
     decay = tile((rows.count, 1))
     nisa.activation(dst=decay, op=nl.exp, data=step.earlier, scale=-1.0, bias=step.negative_max)
@@ -203,14 +208,16 @@ def begin_values(shape, chunk, rows, step, values, window_values, state, begins,
         batches,
         engines,
         columns // COLUMNS_A_BATCH_AHEAD,
+        late,
         tile((rows.count, len(batches) + 1)),
+        [],
         [],
         psum((rows.rows, rows.heads * shape.head_dim)),
     )
 
 
-def weigh_batch(weighing, i):
-    """Exponentials of batch i, transposed, and values of the batch that was transposed `ahead` batches before.
+def weigh_next(weighing):
+    """Exponentials of the batch that comes next, transposed, and early values of the one `ahead` batches before.
 
     Slots go to partitions by transposes: a batch is transposed while the exponentials of the next are computed.
     """
@@ -218,6 +225,7 @@ def weigh_batch(weighing, i):
     staged = weighing.staged
     batches = weighing.batches
     engines = weighing.engines
+    i = len(staged)
     if i < len(batches):
         _, partitions, size = batches[i].scores.shape
         weights = tile((rows.count, 1, size, partitions), weighing.shape.dtype)
@@ -237,30 +245,37 @@ def weigh_batch(weighing, i):
                 nisa.nc_transpose(
                     dst=staged[i][:, 0, j, 0 : rows.count], data=weights[:, 0, j, :], engine=nisa.engine.tensor
                 )
-    done = i - weighing.ahead
-    if done < 0:
-        return
+        if len(staged) <= len(weighing.ready) + weighing.ahead:
+            return
+    done = len(weighing.ready)
     transposed = staged[done]
     engine = engines[done % len(engines)]
     if engine != nisa.engine.dma:
         transposed = tile((transposed.shape[0], 1, transposed.shape[2], rows.count), transposed.dtype)
         nisa.tensor_copy(dst=transposed, src=staged[done][:, :, :, 0 : rows.count], engine=engine)
-    stride = rows.count // rows.streams
-    for stream in range(len(batches[done].values)):
-        values = batches[done].values[stream]
-        for j in range(len(values)):
-            nisa.nc_matmul(
-                dst=weighing.weighted,
-                stationary=transposed[:, 0, j, stream * stride : stream * stride + rows.rows],
-                moving=values[j],
-                accumulate=done + stream + j > 0,
-            )
+    weighing.ready.append(transposed)
+    for stream in range(min(weighing.late, len(batches[done].values))):
+        weigh_values(weighing, done, stream)
+
+
+def weigh_values(weighing, i, stream):
+    """What a stream's weights of batch i weigh, added to that of the others."""
+    rows = weighing.rows
+    batch = weighing.batches[i]
+    first = rows.count // rows.streams * stream
+    for j in range(len(batch.values[stream])):
+        nisa.nc_matmul(
+            dst=weighing.weighted,
+            stationary=weighing.ready[i][:, 0, j, first : first + rows.rows],
+            moving=batch.values[stream][j],
+            accumulate=i + stream + j > 0,
+        )
 
 
 def score_and_weigh(scoring, weighing):
     """Scores of a step and values of the one before but for its last batches, either of which may be None: engines keep
     their order, so that some of each come in turn."""
-    batches = 0 if weighing == None else len(weighing.batches)  # noqa: E711
+    batches = 0 if weighing == None else len(weighing.batches) - len(weighing.staged)  # noqa: E711
     done = 0
     if scoring != None:  # noqa: E711
         spans = len(scoring.spans)
@@ -269,12 +284,20 @@ def score_and_weigh(scoring, weighing):
             mask_span(scoring, i)
             # Not between spans that need another activation table.
             until = batches * (i + 1) // spans if scoring.shape.softcap == 0.0 else 0
-            for batch in range(done, until):
-                weigh_batch(weighing, batch)
+            for _ in range(done, until):
+                weigh_next(weighing)
             done = until
         end_scores(scoring)
-    for batch in range(done, batches):
-        weigh_batch(weighing, batch)
+    for _ in range(done, batches):
+        weigh_next(weighing)
+
+
+def ready_weights(weighing):
+    """All batches transposed, and their early values weighed."""
+    for _ in range(len(weighing.batches) - len(weighing.staged)):
+        weigh_next(weighing)
+    for _ in range(len(weighing.batches) - len(weighing.ready)):
+        weigh_next(weighing)
 
 
 def end_values(weighing):
@@ -291,8 +314,11 @@ def end_values(weighing):
         operand0=weighing.decay,
         engine=nisa.engine.scalar,
     )
-    for i in range(count, count + weighing.ahead):
-        weigh_batch(weighing, i)
+    ready_weights(weighing)
+    for stream in range(weighing.late, rows.streams):
+        for i in range(count):
+            if stream < len(weighing.batches[i].values):
+                weigh_values(weighing, i, stream)
     nisa.tensor_reduce(dst=state.total, op=nl.add, data=weighing.sums, axis=1)
     nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=nisa.engine.scalar)
     if weighing.begins:
@@ -325,24 +351,31 @@ def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, e
 
 @dataclass
 class Span(nl.NKIObject):
-    """Slots of a pass under one mask: partitions begin..until - 1 of a segment of each stream."""
+    """Slots of a pass under one mask: partitions begin..until - 1 of a piece of a segment of each stream."""
 
-    first: int  # slot of its stream
+    first: int  # column of its stream
     size: int
+    slot: int  # of the first stream
     segment: int
+    piece: int
     begin: int
     until: int
 
 
 def spans_of(chunk, rows):
     """Spans that cover a pass."""
-    span = min(chunk.partitions, max(1, PSUM_BANK // chunk.run))
+    per_piece = chunk.partitions // chunk.pieces
+    span = min(per_piece, max(1, PSUM_BANK // chunk.run))
     spans = []
     for segment in range(chunk.segments // rows.streams):
-        for begin in range(0, chunk.partitions, span):
-            until = min(begin + span, chunk.partitions)
-            first = (segment * chunk.partitions + begin) * chunk.run
-            spans.append(Span(first, (until - begin) * chunk.run, segment, begin, until))
+        for piece in range(chunk.pieces):
+            column = (segment * chunk.partitions + piece * per_piece) * chunk.run
+            slot = column * (rows.streams if chunk.pieces > 1 else 1)
+            for begin in range(0, per_piece, span):
+                until = min(begin + span, per_piece)
+                first = begin * chunk.run
+                size = (until - begin) * chunk.run
+                spans.append(Span(column + first, size, slot + first, segment, piece, begin, until))
     return spans
 
 
@@ -357,7 +390,7 @@ def span_products(rows, stationary, keys, chunk, span):
         for group in range(groups_of(rows)):
             slots = []
             for part in keys[group // rows.heads * share + span.segment]:
-                slots.append(part[:, group % rows.heads, low:high, :])
+                slots.append(part[:, group % rows.heads, span.piece, low:high, :])
             score(products[:, (low - span.begin) * run : (high - span.begin) * run], stationary, slots, group)
     return products
 

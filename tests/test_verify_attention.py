@@ -112,6 +112,26 @@ def test_two_cores_agree_with_the_reference(case, lnc):
             "head_dim": 128,
             "seq_lens": [4190],
         },  # 4 heads a tile, and 1
+        {
+            "batch": 1,
+            "slots": 8192,
+            "group": 8,
+            "rows": 8,
+            "head_dim": 128,
+            "cache_layout": "BHDS",
+            "dtype": BFLOAT16,
+            "seq_lens": [5000],
+        },  # two streams, two pieces, two passes that share slots
+        {
+            "batch": 1,
+            "slots": 4096,
+            "group": 8,
+            "rows": 16,
+            "head_dim": 128,
+            "cache_layout": "BHDS",
+            "dtype": BFLOAT16,
+            "seq_lens": [3000],
+        },  # one stream
         {"batch": 9, "slots": 9000, "rows": 3, "group": 4, "head_dim": 16, "tree": True},
         {"batch": 9, "slots": 65, "ring": True, "seq_lens": [0, 1, 64, 65, 66, 100, 129, 130, 131]},
         {"batch": 2, "slots": 3000, "ring": True, "sliding_window": 2500, "seq_lens": [7001, 2999], "group": 4},

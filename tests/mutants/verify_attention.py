@@ -87,8 +87,29 @@ MUTANTS = [
     Mutant(
         "of two passes in a row, the second weighs the values of the first",
         "kernels/attention_few.py",
-        "steps[k - 1], values[i], window_values",
-        "steps[k - 1], values[0], window_values",
+        "own = values[(k - 1) % len(passes)]",
+        "own = values[0]",
+        _AGREES,
+    ),
+    Mutant(
+        "a pass's second piece is masked as if a stream's slots followed each other",
+        "kernels/attention_steps.py",
+        "slot = column * (rows.streams if chunk.pieces > 1 else 1)",
+        "slot = column",
+        _AGREES,
+    ),
+    Mutant(
+        "of two passes in a row, the second sees what the first does",
+        "kernels/attention_few.py",
+        "own = limits[n] if",
+        "own = limits[0] if",
+        _AGREES,
+    ),
+    Mutant(
+        "late values are left out",
+        "kernels/attention_steps.py",
+        "range(weighing.late, rows.streams)",
+        "range(rows.streams, rows.streams)",
         _AGREES,
     ),
     Mutant(
@@ -108,8 +129,8 @@ MUTANTS = [
     Mutant(
         "both cores take the same slots",
         "kernels/attention_plan.py",
-        "own, segments, PARTITIONS, run, streams, core * own,",
-        "own, segments, PARTITIONS, run, streams, 0,",
+        "own, segments, PARTITIONS, run, streams, pieces, core * own,",
+        "own, segments, PARTITIONS, run, streams, pieces, 0,",
         _AGREES,
     ),
     Mutant(
