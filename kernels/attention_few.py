@@ -21,7 +21,6 @@ from .attention_passes import (
     own_constants,
     own_window,
     pass_keys,
-    pass_values,
     plan_dense,
     plan_ragged,
     silence_pass,
@@ -320,7 +319,9 @@ def keys_of(walk, chunk, g, current):
 
 
 def values_of(walk, chunk, g, current):
-    return pass_values(walk.shape, chunk, walk.groups[g][0], walk.operands, current)
+    values = new_values(walk, chunk, g)
+    fetch_values(walk, chunk, g, current, values)
+    return values
 
 
 def new_values(walk, chunk, g):

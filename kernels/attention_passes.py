@@ -9,12 +9,10 @@ from .attention_loads import (
     EVICTION_ENGINES,
     bits_of,
     fetch_keys,
-    fetch_slots,
     fetch_window,
     moving_keys,
     new_keys,
     new_moving_keys,
-    new_slots,
     new_window,
     prepare_window,
     silence,
@@ -244,13 +242,6 @@ def moved_keys(shape, chunk, rows, keys):
     room = new_moving_keys(shape, chunk, rows)
     transpose_keys(shape, chunk, rows, keys, room)
     return moving_keys(shape, chunk, rows, keys, room)
-
-
-def pass_values(shape, chunk, rows, operands, current):
-    """Values of a pass, a list of segments."""
-    values = new_slots(shape, chunk, rows, operands.value_cache.dtype)
-    fetch_slots(shape, chunk, rows, operands.value_cache, current, current.value_index, None, values)
-    return values
 
 
 def silence_pass(shape, slot, values, current):
