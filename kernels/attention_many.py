@@ -96,10 +96,13 @@ class Item(nl.NKIObject):
     keys: object  # of each pass as they are scored, of the group that is taken
 
 
-def attend_many(shape, heads, operands, lengths, slot_cores):
+def attend_many(shape, heads, operands, lengths, slot_cores, core, sequence_cores):
     """One runtime loop over the passes of sequences longer than a pass, one over those of the others.
 
-    `heads`: (first, one past the last) that are this core's.
+    Args:
+        heads: (first, one past the last) that are this core's.
+        slot_cores: that share the passes of each item.
+        core, sequence_cores: which this is of how many that share the sequences.
     """
     groups = plan_rows(shape, heads[0], heads[1], MOST_STREAMS)
     plans = plan_items(shape, groups[0][0], count_row_tiles(groups), slot_cores)
@@ -124,7 +127,7 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
         rest = new_walk(shape, heads, plans[1], slot_cores, operands, runs, walk.room)
     clear_room(walk.room)
     clear_walk(walk)
-    work = list_passes(shape, plans[0], laps, numbers, chosen)
+    work = list_passes(shape, plans[0], laps, numbers, chosen, core, sequence_cores)
     walk_first(walk, work)
     if rest == None:  # noqa: E711
         walk_on(walk, work)
@@ -134,7 +137,7 @@ def attend_many(shape, heads, operands, lengths, slot_cores):
     if runs == None:  # noqa: E711
         clear_room(rest.room)
     clear_walk(rest)
-    work_of_rest = list_passes(shape, plans[1], laps, numbers, chosen)
+    work_of_rest = list_passes(shape, plans[1], laps, numbers, chosen, core, sequence_cores)
     walk_on(walk, work)
     if plans[0].chunk.transposed:
         # Of a paged cache, the keys of both kinds do not have room at once.

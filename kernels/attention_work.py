@@ -28,8 +28,6 @@ VALUE_INDEX = 3  # int32
 KEY_INDEX = 4  # int32
 COLUMNS = 5
 
-EVERY_ITEM = 65536.0  # more than a lap has
-
 
 @dataclass
 class Pass(nl.NKIObject):
@@ -240,8 +238,8 @@ def columns_of(shape, laps_, plan):
     return (shape.batch * laps_ * items + PARTITIONS) // PARTITIONS
 
 
-def list_passes(shape, plan, laps_, numbers, chosen):
-    """The work of the chosen sequences.
+def list_passes(shape, plan, laps_, numbers, chosen, core, cores):
+    """The work of the chosen sequences, or, of two `cores` that share them, what is this core's.
 
     Args:
         laps_: Lengths [128, B] of all sequences, on every partition, one or, for a ring, two.
@@ -270,23 +268,20 @@ def list_passes(shape, plan, laps_, numbers, chosen):
             operand1=chosen,
         )
     nisa.tensor_copy(dst=fields[:, known, :, :], src=numbers.sequence)
-    # The last item of a sequence is the last of its last lap that has one.
-    last = fields[:, known + 2, :, :]
+    # A sequence ends with the last item of its last lap that has one.
+    count = fields[:, known + 2, :, :]
+    nisa.tensor_copy(dst=count, src=items)
     if len(laps_) > 1:
-        nisa.memset(dst=last[:, :, 1], value=0.0, engine=nisa.engine.vector)
-        nisa.tensor_scalar(dst=last[:, :, 0], data=items[:, :, 1], op0=nl.greater, operand0=0.0)
-    else:
-        nisa.memset(dst=last, value=0.0, engine=nisa.engine.vector)
-    nisa.scalar_tensor_tensor(dst=last, data=last, op0=nl.multiply, operand0=-EVERY_ITEM, op1=nl.add, operand1=items)
-    nisa.tensor_scalar(dst=last, data=last, op0=nl.subtract, operand0=1.0)
+        more = tile((PARTITIONS, batch))
+        nisa.tensor_scalar(dst=more, data=items[:, :, 1], op0=nl.equal, operand0=0.0)
+        nisa.tensor_tensor(dst=count[:, :, 0], data1=count[:, :, 0], data2=more, op=nl.multiply)
 
-    ends = tile((PARTITIONS, entries))
-    nothing = tile((PARTITIONS, entries))
-    nisa.memset(dst=nothing, value=0.0, engine=nisa.engine.vector)
-    nisa.tensor_tensor_scan(
-        dst=ends, data0=items.reshape((PARTITIONS, entries)), data1=nothing, initial=0.0, op0=nl.add, op1=nl.add
-    )
-    total = ends[:, entries - 1 : entries]
+    most = None
+    if cores > 1:
+        items, most = own_share(items, core)
+    ends = running_sum(items.reshape((PARTITIONS, entries)))
+    # Both cores take as many.
+    total = ends[:, entries - 1 : entries] if cores == 1 else most
     counts = tile((PARTITIONS, 2))
     nisa.tensor_scalar(dst=counts[:, 0:1], data=total, op0=nl.minimum, operand0=1.0)
     nisa.tensor_tensor(dst=counts[:, 1:2], data1=total, data2=counts[:, 0:1], op=nl.subtract)
@@ -322,12 +317,56 @@ def list_passes(shape, plan, laps_, numbers, chosen):
     nisa.tensor_reduce(dst=own, op=nl.add, data=picked, axis=3)
     lengths = Lengths(own[:, :, 0], own[:, :, 1], own[:, :, 2], own[:, :, 3], own[:, :, 4])
     last = tile((PARTITIONS, columns))
-    nisa.tensor_tensor(dst=last, data1=index, data2=own[:, :, known + 2], op=nl.equal)
+    # An item past the list is of no sequence, and the last of none.
+    nisa.scalar_tensor_tensor(
+        dst=last, data=index, op0=nl.add, operand0=1.0, op1=nl.equal, operand1=own[:, :, known + 2]
+    )
     table = write_table(shape, plan, own[:, :, known], index, own[:, :, known + 1], last, lengths)
     width = table.shape[2]
     stored = nl.ndarray((columns * PARTITIONS, width), dtype=nl.float32, buffer=nl.private_hbm)
     nisa.dma_copy(dst=stored.ap(pattern=[[width, PARTITIONS], [PARTITIONS * width, columns], [1, width]]), src=table)
     return Work(stored, table[:, 0, :], any_item, before_last)
+
+
+def running_sum(items):
+    """The sum of each of `items` [P, n] fp32 and those before."""
+    sums = tile(items.shape)
+    nothing = tile(items.shape)
+    nisa.memset(dst=nothing, value=0.0, engine=nisa.engine.vector)
+    nisa.tensor_tensor_scan(dst=sums, data0=items, data1=nothing, initial=0.0, op0=nl.add, op1=nl.add)
+    return sums
+
+
+def own_share(items, core):
+    """Of sequences with `items` [P, B, laps] each, those before the middle of the list are core 0's: the items of this
+    core's, the others' none, and [P, 1], how many the core with more of them has."""
+    partitions, batch, laps_ = items.shape
+    whole = items[:, :, 0]
+    if laps_ > 1:
+        whole = tile((partitions, batch))
+        nisa.tensor_reduce(dst=whole, op=nl.add, data=items, axis=2)
+    ends = running_sum(whole)
+    total = ends[:, batch - 1 : batch]
+    twice_middle = tile((partitions, batch))
+    own = tile(items.shape)
+    nisa.scalar_tensor_tensor(
+        dst=twice_middle, data=ends, op0=nl.multiply, operand0=2.0, op1=nl.subtract, operand1=whole
+    )
+    for lap in range(laps_):
+        nisa.scalar_tensor_tensor(
+            dst=own[:, :, lap],
+            data=twice_middle,
+            op0=nl.less_equal if core == 0 else nl.greater,
+            operand0=total,
+            op1=nl.multiply,
+            operand1=items[:, :, lap],
+        )
+    share = tile((partitions, 1))
+    most = tile((partitions, 1))
+    nisa.tensor_reduce(dst=share, op=nl.add, data=own, axis=(1, 2))
+    nisa.tensor_tensor(dst=most, data1=total, data2=share, op=nl.subtract)
+    nisa.tensor_tensor(dst=most, data1=most, data2=share, op=nl.maximum)
+    return own, most
 
 
 def write_table(shape, plan, sequence, index, begins, last, lengths):

@@ -8,7 +8,7 @@ from .attention_few import attend_few
 from .attention_many import attend_many
 from .attention_output import log_sum_exp
 from .attention_paged import attend_paged
-from .attention_passes import MOST_STREAMS, Operands, plan_dense, plan_paged
+from .attention_passes import MOST_STREAMS, Operands, plan_dense, plan_paged, shares_sequences
 from .attention_plan import Shape, count_row_tiles, plan_rows
 from .attention_tree import ancestor_table, tree_matters
 from .merge_attention import merge_all
@@ -86,7 +86,7 @@ def verify_attention(
         positioned=len(lengths) > 2,
     )
 
-    # Two cores share the heads, or, if those are odd, the slots of each pass or the passes of each item.
+    # Two cores share heads, or, if those are odd, sequences, the slots of each pass, or the passes of each item.
     cores = nl.num_programs(0)
     core = nl.program_id(0)
     by_slots = heads % cores > 0
@@ -102,7 +102,13 @@ def verify_attention(
     if block_table != None and plan_paged(shape, groups[0][0], shard, slot_cores) == None:  # noqa: E711
         few = False
 
-    # Many sequences leave HBM what each core saw.
+    sequence_cores = 1
+    if by_slots and not few and shares_sequences(shape):
+        sequence_cores = cores
+        slot_cores = 1
+        shard = 0
+
+    # Cores that share the passes of many sequences leave HBM what each saw.
     shards = 1 if few else slot_cores
     output = nl.ndarray(query.shape, dtype=query.dtype, buffer=nl.shared_hbm)
     outputs = output.reshape((1, batch, query_heads, window, head_dim))
@@ -137,7 +143,7 @@ def verify_attention(
     elif few:
         attend_few(shape, groups, operands, lengths, slot_cores)
     else:
-        attend_many(shape, (first_head, last_head), operands, lengths, slot_cores)
+        attend_many(shape, (first_head, last_head), operands, lengths, slot_cores, core, sequence_cores)
 
     lse = None
     if return_lse:

@@ -18,6 +18,7 @@ from tests.attention_cases import Case, assert_agrees, cases, make_case
 from tests.cache_cases import BACKEND, BFLOAT16, FLOAT32
 
 BACKENDS = ["reference", BACKEND]
+ARRAYS = ("query", "key", "value", "key_cache", "value_cache")
 
 
 @given(case=cases())
@@ -296,7 +297,7 @@ def test_data_and_lengths_of_other_sequences_change_no_bit(case, seed):
     changed = case.changed(seq_lens=case.seq_lens.copy(), options={**case.options, "draft_lens": draft_lens})
     table = case.options.get("block_table")
     blocks = others if table is None else [block for block in table[others].ravel() if block >= 0]
-    for name in ("query", "key", "value", "key_cache", "value_cache"):
+    for name in ARRAYS:
         array = getattr(case, name)
         if array is not None:
             array = array.copy()
@@ -307,6 +308,28 @@ def test_data_and_lengths_of_other_sequences_change_no_bit(case, seed):
     draft_lens[others] = np.minimum(rng.integers(-1, case.query.shape[2], 2), draft_lens[others])
     for old, new in zip(case.run(), changed.run()):
         assert old[1].tobytes() == new[1].tobytes()
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"slots": 4200, "seq_lens": [4190, 4100, 4096, 3000, 700, 60, 0, 2048, 2049]},
+        {"slots": 4200, "seq_lens": [4190, 4100, 4096, 3000, 700, 60, 0, 2048, 2049], "cache_layout": "NHPD"},
+        {"slots": 130, "seq_lens": [0, 1, 100, 128, 500, 131, 200, 7, 3], "ring": True},
+    ],
+    ids=str,
+)
+def test_a_sequence_is_the_same_bit_for_bit_on_either_core(sizes):
+    """Cores share nine sequences: turned round, most are the other core's."""
+    case = make_case(4, batch=9, rows=2, head_dim=16, draft_lens=[1, 0, 1, 1, 1, 0, 1, -1, 1], **sizes)
+    arrays = ("query", "key", "value", "seq_lens") if "cache_layout" in sizes else (*ARRAYS, "seq_lens")
+    turned = case.changed(**{name: getattr(case, name)[::-1].copy() for name in arrays})
+    turned.options = {
+        name: option[::-1].copy() if isinstance(option, np.ndarray) else option for name, option in case.options.items()
+    }
+    assert_agrees(case, 2)
+    for one, other in zip(case.run(lnc=2), turned.run(lnc=2)):
+        assert one.tobytes() == other[::-1].tobytes()
 
 
 @given(case=cases(tree=False))

@@ -10,6 +10,7 @@ _PAGED = (
     "tests/test_verify_attention.py::test_passes_over_blocks_take_every_live_slot_once_wherever_a_sequence_ends",
     *_AGREES,
 )
+_SHARED = ("tests/test_verify_attention.py::test_a_sequence_is_the_same_bit_for_bit_on_either_core",)
 _TRAPS = ("tests/test_verify_attention.py",)
 
 MUTANTS = [
@@ -225,10 +226,31 @@ MUTANTS = [
         _AGREES,
     ),
     Mutant(
+        "both cores take the same sequences",
+        "kernels/attention_work.py",
+        "op0=nl.less_equal if core == 0 else nl.greater,",
+        "op0=nl.less_equal,",
+        _SHARED,
+    ),
+    Mutant(
+        "a core takes as many items as it has, not as the other",
+        "kernels/attention_work.py",
+        "nisa.tensor_tensor(dst=most, data1=most, data2=share, op=nl.maximum)",
+        "nisa.tensor_copy(dst=most, src=share)",
+        _SHARED,
+    ),
+    Mutant(
+        "what a core takes past its list is stored",
+        "kernels/attention_work.py",
+        "op1=nl.equal, operand1=own[:, :, known + 2]",
+        "op1=nl.greater_equal, operand1=own[:, :, known + 2]",
+        _SHARED,
+    ),
+    Mutant(
         "a sequence's last item is not the one that is stored",
         "kernels/attention_work.py",
-        "data2=own[:, :, known + 2], op=nl.equal",
-        "data2=own[:, :, known + 2], op=nl.not_equal",
+        "op1=nl.equal, operand1=own[:, :, known + 2]",
+        "op1=nl.not_equal, operand1=own[:, :, known + 2]",
         _AGREES,
     ),
     Mutant(
