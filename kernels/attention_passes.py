@@ -35,7 +35,8 @@ LONGEST = 4096  # slots of a pass on one core: its fixed cost is then small besi
 SBUF_FOR_PASSES = 160 * 1024  # bytes a partition, of 208 KiB
 MOST_STREAMS = 4
 MOST_TOGETHER = 2  # passes of an item of a work list, on one core
-FEW_SEQUENCES = 8  # one of them is much of a core's half
+FEW_SEQUENCES = 8  # one of them is much of what a core does
+LONGEST_WHOLE = 8 * LONGEST  # slots of a sequence that one of two cores takes alone: it may be the only long one
 UNROLLED_SLOTS = 8 * LONGEST  # of all row tiles of a pass: what loops unroll stays below 20,000 instructions
 RAGGED = 2048  # slots of a pass, or an item, that may load some that are not live
 
@@ -127,7 +128,7 @@ def plan_items(shape, rows, row_tiles, cores):
 def shares_sequences(shape):
     """Whether two cores take whole sequences of a work list, with nothing to merge, not some passes of each item: where
     sequences are short, and so many that one more or less matters little."""
-    return shape.batch > FEW_SEQUENCES and shape.slots <= MOST_TOGETHER * LONGEST
+    return shape.batch > FEW_SEQUENCES and shape.slots <= LONGEST_WHOLE
 
 
 def together_of(chunk, cores):

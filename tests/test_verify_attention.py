@@ -134,6 +134,7 @@ def test_two_cores_agree_with_the_reference(case, lnc):
             "seq_lens": [3000],
         },  # one stream
         {"batch": 9, "slots": 9000, "rows": 3, "group": 4, "head_dim": 16, "tree": True},
+        {"batch": 3, "slots": 9000, "rows": 33, "group": 9, "head_dim": 16, "seq_lens": [8960, 4500, 300]},
         {"batch": 9, "slots": 65, "ring": True, "seq_lens": [0, 1, 64, 65, 66, 100, 129, 130, 131]},
         {"batch": 2, "slots": 3000, "ring": True, "sliding_window": 2500, "seq_lens": [7001, 2999], "group": 4},
         {"batch": 9, "slots": 300, "heads": 3, "group": 2, "rows": 2, "head_dim": 16, "cache_layout": "BHDS"},
@@ -313,7 +314,7 @@ def test_data_and_lengths_of_other_sequences_change_no_bit(case, seed):
 @pytest.mark.parametrize(
     "sizes",
     [
-        {"slots": 4200, "seq_lens": [4190, 4100, 4096, 3000, 700, 60, 0, 2048, 2049]},
+        {"slots": 9000, "seq_lens": [8990, 4100, 4096, 3000, 700, 60, 0, 2048, 2049]},
         {"slots": 4200, "seq_lens": [4190, 4100, 4096, 3000, 700, 60, 0, 2048, 2049], "cache_layout": "NHPD"},
         {"slots": 130, "seq_lens": [0, 1, 100, 128, 500, 131, 200, 7, 3], "ring": True},
     ],
