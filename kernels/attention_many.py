@@ -96,15 +96,15 @@ class Item(nl.NKIObject):
     keys: object  # of each pass as they are scored, of the group that is taken
 
 
-def attend_many(shape, heads, operands, lengths, slot_cores, core, sequence_cores):
+def attend_many(shape, query_heads, operands, lengths, slot_cores, core, sequence_cores):
     """One runtime loop over the passes of sequences longer than a pass, one over those of the others.
 
     Args:
-        heads: (first, one past the last) that are this core's.
+        query_heads: (first, one past the last) that are this core's.
         slot_cores: that share the passes of each item.
         core, sequence_cores: which this is of how many that share the sequences.
     """
-    groups = plan_rows(shape, heads[0], heads[1], MOST_STREAMS)
+    groups = plan_rows(shape, query_heads, MOST_STREAMS)
     plans = plan_items(shape, groups[0][0], count_row_tiles(groups), slot_cores)
     given = on_every_partition(lengths)
     num_blocks = operands.value_cache.shape[0]
@@ -121,10 +121,10 @@ def attend_many(shape, heads, operands, lengths, slot_cores, core, sequence_core
     else:
         chosen = tile(laps[0].cached.shape)
         nisa.memset(dst=chosen, value=1.0, engine=nisa.engine.vector)
-    walk = new_walk(shape, heads, plans[0], slot_cores, operands, runs, None)
+    walk = new_walk(shape, query_heads, plans[0], slot_cores, operands, runs, None)
     rest = None
     if len(plans) > 1:
-        rest = new_walk(shape, heads, plans[1], slot_cores, operands, runs, walk.room)
+        rest = new_walk(shape, query_heads, plans[1], slot_cores, operands, runs, walk.room)
     clear_room(walk.room)
     clear_walk(walk)
     work = list_passes(shape, plans[0], laps, numbers, chosen, core, sequence_cores)
@@ -146,9 +146,9 @@ def attend_many(shape, heads, operands, lengths, slot_cores, core, sequence_core
     walk_on(rest, work_of_rest)
 
 
-def new_walk(shape, heads, plan, cores, operands, runs, room):
+def new_walk(shape, query_heads, plan, cores, operands, runs, room):
     """A Walk, over a paged cache in `room` if there is any, else in room of its own."""
-    groups = plan_rows(shape, heads[0], heads[1], plan.chunk.streams)
+    groups = plan_rows(shape, query_heads, plan.chunk.streams)
     # Only the pass that ends with a sequence's last run loads slots of it that are not live, if passes are dense.
     ending = None
     if plan.dense and runs != None and operands.shard == cores - 1:  # noqa: E711

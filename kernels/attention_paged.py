@@ -65,11 +65,11 @@ class Facts(nl.NKIObject):
     short: object  # a register each: live slots where there are no dense passes, else 0
 
 
-def attend_paged(shape, heads, operands, lengths, slot_cores):
-    """`heads`: (first, one past the last) that are this core's."""
-    rows = plan_rows(shape, heads[0], heads[1], MOST_STREAMS)[0][0]
+def attend_paged(shape, query_heads, operands, lengths, slot_cores):
+    """`query_heads`: (first, one past the last) that are this core's."""
+    rows = plan_rows(shape, query_heads, MOST_STREAMS)[0][0]
     dense, ragged = plan_paged(shape, rows, operands.shard, slot_cores)
-    groups = plan_rows(shape, heads[0], heads[1], dense.streams)
+    groups = plan_rows(shape, query_heads, dense.streams)
     has_last = operands.shard == slot_cores - 1
     num_blocks = operands.value_cache.shape[0]
 

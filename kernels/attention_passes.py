@@ -61,6 +61,16 @@ class Operands(nl.NKIObject):
     shards: int  # how many there are
 
 
+def share_heads(shape, core, cores):
+    """The query heads that are a core's, first and one past the last: whole key/value heads, or some of one whose rows
+    fill more than a row tile, unless its slots are so many that it is better to share those. None to share slots."""
+    by_rows = shape.rows > PARTITIONS and shape.slots <= MOST_TOGETHER * LONGEST and shape.query_heads % cores == 0
+    if shape.heads % cores > 0 and not by_rows:
+        return None
+    share = shape.query_heads // cores
+    return core * share, (core + 1) * share
+
+
 def plan_dense(shape, rows, shard, slot_cores):
     """Passes over live slots only, for row tiles like `rows`: at most half as long as a core's share of the cache, so
     that most sequences have one, and such that two fit in SBUF. None where that is short."""

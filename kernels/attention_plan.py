@@ -95,19 +95,28 @@ def psum_width(count):
     return count + count % 2
 
 
-def plan_rows(shape, first_head, last_head, most_streams):
-    """Row tiles of heads first_head..last_head - 1, in groups that share their keys and values."""
+def plan_rows(shape, query_heads, most_streams):
+    """Row tiles of query heads first..last - 1, given as `query_heads`, in groups that share their keys and values."""
+    first, last = query_heads
     groups = []
     if shape.rows > PARTITIONS:
         step = PARTITIONS // shape.window * shape.window  # whole windows: every tile starts with window row 0
-        for head in range(first_head, last_head):
+        first_row = first * shape.window
+        last_row = last * shape.window
+        while first_row < last_row:
+            head = first_row // shape.rows
+            end = min(last_row, (head + 1) * shape.rows)
             tiles = []
-            for row in range(0, shape.rows, step):
-                count = min(step, shape.rows - row)
-                tiles.append(RowTile(head * shape.rows + row, count, head, 1, 1, count))
+            for row in range(first_row, end, step):
+                count = min(step, end - row)
+                tiles.append(RowTile(row, count, head, 1, 1, count))
             groups.append(tiles)
+            first_row = end
         return groups
 
+    group = shape.query_heads // shape.heads
+    first_head = first // group
+    last_head = last // group
     # What a tile's heads weigh up to shares one PSUM bank.
     most = min(PARTITIONS // shape.rows, PSUM_BANK // shape.head_dim)
     together = min(most, last_head - first_head)

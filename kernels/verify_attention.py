@@ -8,7 +8,7 @@ from .attention_few import attend_few
 from .attention_many import attend_many
 from .attention_output import log_sum_exp
 from .attention_paged import attend_paged
-from .attention_passes import MOST_STREAMS, Operands, plan_dense, plan_paged, shares_sequences
+from .attention_passes import MOST_STREAMS, Operands, plan_dense, plan_paged, share_heads, shares_sequences
 from .attention_plan import Shape, count_row_tiles, plan_rows
 from .attention_tree import ancestor_table, tree_matters
 from .merge_attention import merge_all
@@ -86,18 +86,19 @@ def verify_attention(
         positioned=len(lengths) > 2,
     )
 
-    # Two cores share heads, or, if those are odd, sequences, the slots of each pass, or the passes of each item.
+    # Two cores share query heads, or sequences, the slots of each pass, or the passes of each item.
     cores = nl.num_programs(0)
     core = nl.program_id(0)
-    by_slots = heads % cores > 0
+    own_heads = share_heads(shape, core, cores)
+    by_slots = own_heads == None  # noqa: E711
+    if by_slots:
+        own_heads = (0, query_heads)
     slot_cores = cores if by_slots else 1
     shard = core if by_slots else 0
-    first_head = 0 if by_slots else heads // cores * core
-    last_head = heads if by_slots else first_head + heads // cores
 
-    groups = plan_rows(shape, first_head, last_head, 1)
+    groups = plan_rows(shape, own_heads, 1)
     if plan_dense(shape, groups[0][0], shard, slot_cores) != None:  # noqa: E711
-        groups = plan_rows(shape, first_head, last_head, MOST_STREAMS)
+        groups = plan_rows(shape, own_heads, MOST_STREAMS)
     few = batch * count_row_tiles(groups) <= MOST_UNROLLED
     if block_table != None and plan_paged(shape, groups[0][0], shard, slot_cores) == None:  # noqa: E711
         few = False
@@ -139,11 +140,11 @@ def verify_attention(
     )
 
     if few and block_table != None:  # noqa: E711
-        attend_paged(shape, (first_head, last_head), operands, lengths, slot_cores)
+        attend_paged(shape, own_heads, operands, lengths, slot_cores)
     elif few:
         attend_few(shape, groups, operands, lengths, slot_cores)
     else:
-        attend_many(shape, (first_head, last_head), operands, lengths, slot_cores, core, sequence_cores)
+        attend_many(shape, own_heads, operands, lengths, slot_cores, core, sequence_cores)
 
     lse = None
     if return_lse:
