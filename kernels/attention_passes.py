@@ -179,10 +179,6 @@ def constants_of(shape, groups, operands, dense, ragged, ending):
     Passes like `dense` are taken in streams, those like `ragged` load slots that are not live, those like `ending` in
     their last run only; None if none are.
     """
-    # Has the exponential's table loaded while the Scalar engine has nothing else to do.
-    first_exponential = tile((1, 1))
-    nisa.memset(dst=first_exponential, value=0.0)
-    nisa.activation(dst=first_exponential, op=nl.exp, data=first_exponential)
     with_window = has_window(operands)
     rows = []
     for group in groups:

@@ -74,8 +74,10 @@ def write_ancestors(shape, parents, table, column, row, tree):
     entry = tile((window, window + 1))
     depth = entry[:, window : window + 1]
     sees = entry[:, 0:window]
-    nisa.tensor_copy(dst=sees, src=reaches)
-    nisa.tensor_reduce(dst=depth, op=nl.add, data=sees, axis=1)
+    # Scalar, since Vector masks soon.
+    nisa.activation(
+        dst=sees, op=nl.copy, data=reaches, reduce_op=nl.add, reduce_res=depth, reduce_cmd=nisa.reduce_cmd.reset_reduce
+    )
     if shape.sliding_window > 0:
         ones = tile(size, nl.bfloat16)
         depths = psum(size)
@@ -91,7 +93,7 @@ def write_ancestors(shape, parents, table, column, row, tree):
             operand1=-float(shape.sliding_window),
         )
         nisa.tensor_tensor(dst=sees, data1=sees, data2=near, op=nl.multiply)
-    nisa.tensor_scalar(dst=depth, data=depth, op0=nl.subtract, operand0=1.0)
+    nisa.tensor_scalar(dst=depth, data=depth, op0=nl.add, operand0=-1.0, engine=nisa.engine.scalar)
     nisa.dma_copy(
         dst=table.reshape((table.shape[0], window * (window + 1))).ap(
             pattern=[[window + 1, window], [1, window + 1]], scalar_offset=tree, indirect_dim=0

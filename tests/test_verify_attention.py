@@ -60,6 +60,18 @@ def test_two_cores_agree_with_the_reference(case, lnc):
             "seq_lens": [8136],
             "draft_lens": [63],
         },
+        {
+            "batch": 1,
+            "slots": 8192,
+            "rows": 48,
+            "group": 8,  # 384 rows: two tiles of 96 on each of two cores
+            "tree": True,
+            "sinks": True,
+            "cache_layout": "BHDS",
+            "dtype": BFLOAT16,
+            "seq_lens": [8100],
+            "draft_lens": [47],
+        },
         {"batch": 9, "rows": 9, "slots": 300, "tree": True, "sliding_window": 4, "head_dim": 16},
         {
             "batch": 2,
@@ -148,6 +160,12 @@ def test_two_cores_agree_with_the_reference(case, lnc):
 @pytest.mark.parametrize("lnc", [1, 2])
 def test_the_kernel_agrees_at_sizes_that_need_more_than_one_tile(sizes, lnc):
     assert_agrees(make_case(3, **sizes), lnc)
+
+
+@settings(max_examples=6)
+@given(case=cases(rows=33, group=4, slots=513))
+def test_two_cores_that_share_the_rows_of_a_head_agree_with_the_reference(case):
+    assert_agrees(case, 2)
 
 
 @pytest.fixture

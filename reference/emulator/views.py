@@ -109,7 +109,7 @@ def reshape_strides(shape, strides, new_shape) -> tuple[int, ...] | None:
     result, left, stride = [], 1, 1
     for size in reversed(new_shape):
         if size == 1:
-            result.append(stride * left if not result else result[-1])
+            result.append(stride)  # as far as the inner dimensions reach
             continue
         if left == 1:
             if not runs:

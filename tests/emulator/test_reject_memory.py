@@ -295,6 +295,16 @@ def out_of_bounds(x, index, wrong):
     return stored(tile)
 
 
+@row("10 offset past the only row", "dma_copy: run-time offset out of bounds.*limit=1", X, np.array([[1]], np.int32),
+     run_time=True)  # fmt: skip
+def only_row(x, index, wrong):
+    tile = nl.zeros((1, 64), nl.float32)
+    mode = nisa.oob_mode.error if wrong else nisa.oob_mode.skip
+    row = x.reshape((1, 128 * 64)).ap([[64, 1], [1, 64]], scalar_offset=nl.load(index), indirect_dim=0)
+    nisa.dma_copy(tile, row, oob_mode=mode)
+    return stored(tile)
+
+
 @row("10 negative row", "out of bounds.*offset=4294967295", X, np.array([[3], [-1]], np.int32), run_time=True)
 def negative_row(x, rows, wrong):
     tile = nl.zeros((2, 64), nl.float32)

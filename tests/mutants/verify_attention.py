@@ -135,6 +135,13 @@ MUTANTS = [
         _AGREES,
     ),
     Mutant(
+        "both cores take the same query heads",
+        "kernels/attention_passes.py",
+        "    return core * share, (core + 1) * share",
+        "    return 0, share",
+        ("tests/test_verify_attention.py::test_two_cores_that_share_the_rows_of_a_head_agree_with_the_reference",),
+    ),
+    Mutant(
         "a ring forgets its older lap",
         "kernels/attention_lengths.py",
         "nisa.tensor_tensor(dst=older[2], data1=older[2], data2=older[0], op=nl.minimum)",
