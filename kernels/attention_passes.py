@@ -24,6 +24,7 @@ from .attention_softmax import (
     groups_of,
     idle_engine,
     live_flags,
+    load_exponential,
     row_constants,
     window_mask,
     with_tree,
@@ -179,6 +180,8 @@ def constants_of(shape, groups, operands, dense, ragged, ending):
     Passes like `dense` are taken in streams, those like `ragged` load slots that are not live, those like `ending` in
     their last run only; None if none are.
     """
+    if operands.trees == None:  # noqa: E711
+        load_exponential()  # a tree's table was begun with it
     with_window = has_window(operands)
     rows = []
     for group in groups:

@@ -9,7 +9,8 @@ from .attention_many import attend_many
 from .attention_output import log_sum_exp
 from .attention_paged import attend_paged
 from .attention_passes import MOST_STREAMS, Operands, plan_dense, plan_paged, share_heads, shares_sequences
-from .attention_plan import Shape, count_row_tiles, plan_rows, tile
+from .attention_plan import Shape, count_row_tiles, plan_rows
+from .attention_softmax import load_exponential
 from .attention_tree import ancestor_table, tree_matters
 from .merge_attention import merge_all
 
@@ -119,12 +120,9 @@ def verify_attention(
     if shards > 1 or return_lse:
         sums = nl.ndarray((shards, 2, batch, query_heads, window), dtype=nl.float32, buffer=nl.shared_hbm)
 
-    # Has the exponential's table loaded while the Scalar engine has nothing else to do.
-    first_exponential = tile((1, 1))
-    nisa.memset(dst=first_exponential, value=0.0)
-    nisa.activation(dst=first_exponential, op=nl.exp, data=first_exponential)
     table = None
     if parents != None and tree_matters(shape, key != None):  # noqa: E711
+        load_exponential()
         table = ancestor_table(shape, parents)
     operands = Operands(
         query,
