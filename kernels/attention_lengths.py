@@ -106,6 +106,11 @@ def on_every_partition(lengths):
 def spread(everywhere, some, engine, partition=0):
     """everywhere [128, ...] = a partition of `some` [32, ...], bit by bit."""
     nisa.nc_stream_shuffle(dst=everywhere[0:QUADRANT], src=some, shuffle_mask=[partition] * QUADRANT)
+    repeat_quadrant(everywhere, engine)
+
+
+def repeat_quadrant(everywhere, engine):
+    """everywhere [128, ...] = its first 32 partitions, again and again."""
     nisa.tensor_copy(dst=everywhere[QUADRANT : 2 * QUADRANT], src=everywhere[0:QUADRANT], engine=engine)
     nisa.tensor_copy(dst=everywhere[2 * QUADRANT : PARTITIONS], src=everywhere[0 : 2 * QUADRANT], engine=engine)
 

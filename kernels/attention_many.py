@@ -10,7 +10,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_blocks import list_runs, load_table, locate_runs
-from .attention_lengths import checked_lengths, on_every_partition
+from .attention_lengths import QUADRANT, checked_lengths, on_every_partition
 from .attention_loads import EVICTION_ENGINES, moving_keys, transpose_keys, transpose_queries
 from .attention_output import output_of, store_output, write_output
 from .attention_passes import (
@@ -24,7 +24,7 @@ from .attention_passes import (
     silence_pass,
     silenced_window,
 )
-from .attention_plan import PARTITIONS, count_row_tiles, plan_rows, tile
+from .attention_plan import PARTITIONS, count_row_tiles, plan_rows, tile, two_byte_cache
 from .attention_room import (
     clear,
     clear_room,
@@ -53,13 +53,13 @@ from .attention_steps import begin_scores, begin_values, end_values, new_step, s
 from .attention_work import (
     STORED,
     fetch_entry,
-    first_entry,
+    first_entries,
     late_copy,
     list_passes,
     listed_passes,
-    long_sequences,
     new_entry,
     number_all,
+    take_entry,
 )
 
 
@@ -77,7 +77,7 @@ class Walk(nl.NKIObject):
     constants: object
     states: object  # of each row tile of each group
     stationaries: object
-    entries: object  # what the table says of the item that comes next, and of the one after it
+    entries: object  # what the table says of the item that comes next, and, on 32 partitions, of the one after it
     room: object
     held: object  # Step of the item before whose values are not weighed yet, its last; None if items have one pass
     done: object  # the entry of that item
@@ -104,9 +104,12 @@ def attend_many(shape, query_heads, operands, lengths, slot_cores, core, sequenc
         slot_cores: that share the passes of each item.
         core, sequence_cores: which this is of how many that share the sequences.
     """
-    groups = plan_rows(shape, query_heads, MOST_STREAMS)
+    # More streams cut values into descriptors below 4 KiB, which matters where the engines have less to do than DMA.
+    most_streams = 2 if shape.cache_layout == "BHDS" and two_byte_cache(shape) else MOST_STREAMS
+    groups = plan_rows(shape, query_heads, most_streams)
     plans = plan_items(shape, groups[0][0], count_row_tiles(groups), slot_cores)
     given = on_every_partition(lengths)
+    numbers = number_all(shape, plans)
     num_blocks = operands.value_cache.shape[0]
     blocks = None
     runs = None
@@ -115,35 +118,25 @@ def attend_many(shape, query_heads, operands, lengths, slot_cores, core, sequenc
         chunk = plans[0].chunk
         runs = list_runs(locate_runs(shape, chunk.run, blocks, num_blocks), chunk.slots // chunk.run)
     laps = checked_lengths(shape, given, blocks, num_blocks)
-    numbers = number_all(shape, len(laps), plans)
-    if plans[0].dense:
-        chosen = long_sequences(plans[0].chunk, laps[0])
-    else:
-        chosen = tile(laps[0].cached.shape)
-        nisa.memset(dst=chosen, value=1.0, engine=nisa.engine.vector)
     walk = new_walk(shape, query_heads, plans[0], slot_cores, operands, runs, None)
     rest = None
     if len(plans) > 1:
         rest = new_walk(shape, query_heads, plans[1], slot_cores, operands, runs, walk.room)
     clear_room(walk.room)
     clear_walk(walk)
-    work = list_passes(shape, plans[0], laps, numbers, chosen, core, sequence_cores)
-    walk_first(walk, work)
-    if rest == None:  # noqa: E711
-        walk_on(walk, work)
-        return
-    # The other table is made while the first item is on its way.
-    nisa.tensor_scalar(dst=chosen, data=chosen, op0=nl.equal, operand0=0.0)
-    if runs == None:  # noqa: E711
+    work = list_passes(shape, plans, laps, numbers, core, sequence_cores)
+    walk_first(walk, work[0])
+    if rest != None and runs == None:  # noqa: E711
         clear_room(rest.room)
+    walk_on(walk, work[0])
+    if rest == None:  # noqa: E711
+        return
     clear_walk(rest)
-    work_of_rest = list_passes(shape, plans[1], laps, numbers, chosen, core, sequence_cores)
-    walk_on(walk, work)
     if plans[0].chunk.transposed:
         # Of a paged cache, the keys of both kinds do not have room at once.
         clear((rest.room.keys, rest.room.moving))
-    walk_first(rest, work_of_rest)
-    walk_on(rest, work_of_rest)
+    walk_first(rest, work[1])
+    walk_on(rest, work[1])
 
 
 def new_walk(shape, query_heads, plan, cores, operands, runs, room):
@@ -161,12 +154,12 @@ def new_walk(shape, query_heads, plan, cores, operands, runs, room):
         of_stationaries = []
         for t in range(len(groups[g])):
             state = new_state(shape, groups[g][t])
-            nisa.tensor_copy(dst=state.all, src=constants.rows[g][t].fresh.all)
+            nisa.tensor_copy(dst=state.all, src=constants.rows[g][t].fresh.all, engine=idle_engine(shape))
             of_states.append(state)
             of_stationaries.append(new_stationary(shape, groups[g][t]))
         states.append(of_states)
         stationaries.append(of_stationaries)
-    entries = (new_entry(plan.together), new_entry(plan.together))
+    entries = (new_entry(plan.together), new_entry(plan.together, QUADRANT))
     if room == None or runs == None:  # noqa: E711
         room = new_room(shape, plan.chunk, groups, operands, plan.together // cores)
     elif len(room.moving[0]) == 0 and not plan.chunk.transposed:
@@ -210,16 +203,15 @@ def clear_walk(walk):
 def walk_first(walk, work):
     """Fetches the first item of the table, if there is one."""
 
-    coming = walk.entries[0]
-    first_entry(work, 0, coming)
-    first_entry(work, 1, walk.entries[1])
+    coming, after = walk.entries
+    first_entries(work, coming, after)
 
     def fetch_first(_):
         passes = own_passes(walk, coming)
         fetch_rows(walk.shape, walk.groups, walk.operands, walk.room, passes[0])
         fetch_all_places(walk.chunk, walk.runs, walk.room, passes)
         take_places(walk.room)
-        fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, walk.entries[1]))
+        fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, after))
         for turn in range(len(passes)):
             fetch_group_keys(walk, 0, fetched_entry(walk, 0, coming, turn, True), turn)
         # The last values' place is taken.
@@ -277,7 +269,7 @@ def attend_item(walk, work, item):
     current = open_item(walk, late_copy(shape, coming))
     following = None
     if item != None:  # noqa: E711
-        nisa.tensor_copy(dst=coming, src=after, engine=nisa.engine.scalar)
+        take_entry(shape, coming, after)
         fetch_entry(work, item, 2, after)
         fetch_rows(shape, groups, walk.operands, walk.room, own_passes(walk, coming)[0])
         following = coming

@@ -106,6 +106,7 @@ class Plan(nl.NKIObject):
 
     chunk: Chunk
     together: int  # passes of an item
+    most: int  # items of a sequence
     dense: bool  # no pass loads a slot that is not live, but for the rest of a last run
 
 
@@ -130,21 +131,28 @@ def plan_items(shape, rows, row_tiles, cores):
             longest = min(longest, max(PARTITIONS, shape.sliding_window))
         ragged = plan_runs(shape, min(longest, shape.slots // most), rows, False)
     plans = []
+    live = shape.slots
+    if shape.sliding_window > 0 and not shape.positioned:
+        live = min(live, shape.sliding_window + shape.block_size)
     if dense != None:  # noqa: E711
-        plans.append(Plan(dense, together_of(dense, cores), True))
-    plans.append(Plan(ragged, together_of(ragged, cores), False))
+        plans.append(new_plan(dense, cores, live, True))
+        live = min(live, dense.step)
+    plans.append(new_plan(ragged, cores, live, False))
     return plans
+
+
+def new_plan(chunk, cores, live, dense):
+    """A Plan for sequences of up to `live` live slots."""
+    # While a pass is worked on, another's loads are under way; each core has as many.
+    together = (min(MOST_TOGETHER * cores, chunk.most) + cores - 1) // cores * cores
+    size = together * chunk.step
+    return Plan(chunk, together, (live + size - 1) // size, dense)
 
 
 def shares_sequences(shape):
     """Whether two cores take whole sequences of a work list, with nothing to merge, not some passes of each item: where
     sequences are short, and so many that one more or less matters little."""
     return shape.batch > FEW_SEQUENCES and shape.slots <= LONGEST_WHOLE
-
-
-def together_of(chunk, cores):
-    """Passes of an item: while one is worked on, another's loads are under way; each core has as many."""
-    return (min(MOST_TOGETHER * cores, chunk.most) + cores - 1) // cores * cores
 
 
 def longest_pass(shape, rows, count):

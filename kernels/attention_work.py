@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_lengths import QUADRANT, Lengths, spread, whole_steps
+from .attention_lengths import QUADRANT, Lengths, repeat_quadrant, spread, whole_steps
 from .attention_plan import PARTITIONS, tile
 
 # An item of the table: four columns of its own, then five of each of its passes; fp32, or int32 bit by bit.
@@ -55,10 +55,11 @@ def anywhere(sequence):
 
 @dataclass
 class Work(nl.NKIObject):
-    """Items, some passes over one sequence each: a table [items, columns] in HBM, the first of them [128, columns] on
-    the chip, and registers: 1 if there are any, else 0, and how many come before the last."""
+    """Items, some passes over one sequence each, from row `start` of a table [items, columns] in HBM on; the first of
+    them [128, columns] on the chip; and registers: 1 if there are any, else 0, and how many come before the last."""
 
     table: object
+    start: int
     first: object
     any: object
     before_last: object
@@ -145,15 +146,6 @@ def count_steps(lengths, step):
     return steps
 
 
-def long_sequences(chunk, lengths):
-    """1 for each sequence that has at least one pass of live slots, else 0."""
-    extent = tile(lengths.cached.shape)
-    flags = tile(lengths.cached.shape)
-    nisa.tensor_tensor(dst=extent, data1=lengths.cached, data2=lengths.oldest, op=nl.subtract)
-    nisa.tensor_scalar(dst=flags, data=extent, op0=nl.greater_equal, operand0=float(chunk.step))
-    return flags
-
-
 # A few sequences, unrolled.
 
 
@@ -214,174 +206,201 @@ def pass_from(shape, lengths, sequence, begin, latest):
 
 @dataclass
 class Numbers(nl.NKIObject):
-    """Counted before any list is made: GpSimd has no time for it once gathers are under way."""
+    """Counted before lists are made: GpSimd has no time for it once gathers are under way."""
 
     sequence: object  # [128, B, laps] fp32, the number of each sequence
-    item: object  # [128, n] fp32: item i is entry i // 128 of partition i % 128
+    item: object  # [128, plans, n] fp32: item i of a plan is entry i // 128 of partition i % 128
+    goes_on: object  # [128, plans, B * laps] fp32, 0 where a plan's list begins, else 1
 
 
-def number_all(shape, laps_, plans):
-    """Numbers for lists by any of the plans."""
+def number_all(shape, plans):
+    """Numbers for a list of each plan."""
+    laps_ = 2 if shape.ring else 1
     most = 0
     for plan in plans:
-        most = max(most, columns_of(shape, laps_, plan))
+        most = max(most, plan.most)
+    # One more than can be taken, since the next but one is read.
+    columns = (shape.batch * laps_ * most + PARTITIONS) // PARTITIONS
     sequence = tile((PARTITIONS, shape.batch, laps_))
-    item = tile((PARTITIONS, most))
+    item = tile((PARTITIONS, len(plans), columns))
     nisa.iota(dst=sequence, pattern=[[1, shape.batch], [0, laps_]], offset=0, channel_multiplier=0)
-    nisa.iota(dst=item, pattern=[[PARTITIONS, most]], offset=0, channel_multiplier=1)
-    return Numbers(sequence, item)
+    nisa.iota(dst=item, pattern=[[0, len(plans)], [PARTITIONS, columns]], offset=0, channel_multiplier=1)
+    goes_on = tile((PARTITIONS, len(plans), shape.batch * laps_))
+    nisa.memset(dst=goes_on, value=1.0)
+    nisa.memset(dst=goes_on[:, :, 0:1], value=0.0)
+    return Numbers(sequence, item, goes_on)
 
 
-def columns_of(shape, laps_, plan):
-    """Items for each partition of a table; there is one more than can be taken, since the next but one is read."""
-    items = (plan.chunk.most + plan.together - 1) // plan.together
-    return (shape.batch * laps_ * items + PARTITIONS) // PARTITIONS
+def list_passes(shape, plans, laps_, numbers, core, cores):
+    """A Work for each plan: those of sequences that choose it, or, of two `cores` that share these, of this core's.
 
-
-def list_passes(shape, plan, laps_, numbers, chosen, core, cores):
-    """The work of the chosen sequences, or, of two `cores` that share them, what is this core's.
-
-    Args:
-        laps_: Lengths [128, B] of all sequences, on every partition, one or, for a ring, two.
-        chosen: [128, B] fp32 flags.
+    `laps_`: Lengths [128, B] of all sequences, on every partition, one or, for a ring, two.
     """
     # A lap of a sequence is an entry of its own, next to the sequence's other one. What is known of them comes first.
     batch = shape.batch
+    kinds = len(plans)
     entries = batch * len(laps_)
     known = 5  # fields of Lengths
     fields = tile((PARTITIONS, known + 3, batch, len(laps_)))
-    items = tile((PARTITIONS, batch, len(laps_)))
+    items = tile((PARTITIONS, kinds, batch, len(laps_)))
+    chosen = choose_plans(plans, laps_[0])
     for lap in range(len(laps_)):
         own = laps_[lap]
         lengths = (own.cached, own.live_rows, own.position, own.oldest, own.base)
         for which in range(known):
-            nisa.tensor_copy(dst=fields[:, which, :, lap], src=lengths[which])
+            nisa.tensor_copy(dst=fields[:, which, :, lap], src=lengths[which], engine=nisa.engine.scalar)
         nisa.memset(dst=fields[:, known + 1, :, lap], value=1.0 if lap == 0 else 0.0, engine=nisa.engine.vector)
-        # A sequence has at least one item, which takes the window.
-        counted = count_steps(laps_[lap], plan.together * plan.chunk.step)
-        nisa.scalar_tensor_tensor(
-            dst=items[:, :, lap],
-            data=counted,
-            op0=nl.maximum,
-            operand0=1.0 if lap == 0 else 0.0,
-            op1=nl.multiply,
-            operand1=chosen,
-        )
-    nisa.tensor_copy(dst=fields[:, known, :, :], src=numbers.sequence)
+        for kind in range(kinds):
+            # A sequence has at least one item, which takes the window.
+            counted = count_steps(own, plans[kind].together * plans[kind].chunk.step)
+            nisa.scalar_tensor_tensor(
+                dst=items[:, kind, :, lap],
+                data=counted,
+                op0=nl.maximum,
+                operand0=1.0 if lap == 0 else 0.0,
+                op1=nl.multiply,
+                operand1=chosen[:, kind],
+            )
+    nisa.tensor_copy(dst=fields[:, known, :, :], src=numbers.sequence, engine=nisa.engine.scalar)
     # A sequence ends with the last item of its last lap that has one.
     count = fields[:, known + 2, :, :]
-    nisa.tensor_copy(dst=count, src=items)
+    nisa.tensor_copy(dst=count, src=items[:, 0])
+    for kind in range(1, kinds):
+        nisa.tensor_tensor(dst=count, data1=count, data2=items[:, kind], op=nl.add)
     if len(laps_) > 1:
         more = tile((PARTITIONS, batch))
-        nisa.tensor_scalar(dst=more, data=items[:, :, 1], op0=nl.equal, operand0=0.0)
+        nisa.tensor_scalar(dst=more, data=count[:, :, 1], op0=nl.equal, operand0=0.0)
         nisa.tensor_tensor(dst=count[:, :, 0], data1=count[:, :, 0], data2=more, op=nl.multiply)
 
-    most = None
+    ends = tile((PARTITIONS, kinds, entries))
+    flat = (PARTITIONS, kinds * entries)
+    nisa.tensor_tensor_scan(
+        dst=ends.reshape(flat),
+        data0=numbers.goes_on.reshape(flat),
+        data1=items.reshape(flat),
+        initial=0.0,
+        op0=nl.multiply,
+        op1=nl.add,
+    )
+    totals = ends[:, :, entries - 1]
     if cores > 1:
-        items, most = own_share(items, core)
-    ends = running_sum(items.reshape((PARTITIONS, entries)))
-    # Both cores take as many.
-    total = ends[:, entries - 1 : entries] if cores == 1 else most
-    counts = tile((PARTITIONS, 2))
-    nisa.tensor_scalar(dst=counts[:, 0:1], data=total, op0=nl.minimum, operand0=1.0)
-    nisa.tensor_tensor(dst=counts[:, 1:2], data1=total, data2=counts[:, 0:1], op=nl.subtract)
-    any_item, before_last = counters(counts, nisa.engine.vector)  # GpSimd may have gathers to describe
+        # Both take as many.
+        ends, totals = own_share(items, ends, core)
+    counts = tile((PARTITIONS, kinds, 2))
+    nisa.tensor_scalar(dst=counts[:, :, 0], data=totals, op0=nl.minimum, operand0=1.0)
+    nisa.tensor_tensor(dst=counts[:, :, 1], data1=totals, data2=counts[:, :, 0], op=nl.subtract)
+    # GpSimd may have gathers to describe.
+    registers = counters(counts.reshape((PARTITIONS, 2 * kinds)), nisa.engine.vector)
 
     # An item's entry is the first whose items do not end at or before it.
-    columns = columns_of(shape, len(laps_), plan)
-    item = numbers.item[:, 0:columns]
-    grid = (PARTITIONS, columns, entries)
-    before = tile((PARTITIONS, columns, entries + 1))
+    item = numbers.item
+    columns = item.shape[2]
+    grid = (PARTITIONS, kinds, columns, entries)
+    before = tile((PARTITIONS, kinds, columns, entries + 1))
     scratch = tile(grid)
     one_hot = tile(grid)
-    index = tile((PARTITIONS, columns))
-    ends = ends.expand_dim(1).broadcast(1, columns)
-    nisa.memset(dst=before, value=1.0, engine=nisa.engine.vector)
+    index = tile(item.shape)
+    ends = ends.expand_dim(2).broadcast(2, columns)
+    nisa.memset(dst=before[:, :, :, 0:1], value=1.0, engine=nisa.engine.vector)
     nisa.tensor_tensor(
-        dst=before[:, :, 1:], data1=ends, data2=item.expand_dim(2).broadcast(2, entries), op=nl.less_equal
+        dst=before[:, :, :, 1:], data1=ends, data2=item.expand_dim(3).broadcast(3, entries), op=nl.less_equal
     )
-    nisa.tensor_tensor(dst=one_hot, data1=before[:, :, 0:entries], data2=before[:, :, 1:], op=nl.subtract)
-    nisa.tensor_tensor(dst=scratch, data1=before[:, :, 1:], data2=ends, op=nl.multiply)
-    nisa.tensor_reduce(dst=index, op=nl.maximum, data=scratch, axis=2)
+    nisa.tensor_tensor(dst=one_hot, data1=before[:, :, :, 0:entries], data2=before[:, :, :, 1:], op=nl.subtract)
+    nisa.tensor_tensor(dst=scratch, data1=before[:, :, :, 1:], data2=ends, op=nl.multiply)
+    nisa.tensor_reduce(dst=index, op=nl.maximum, data=scratch, axis=3)
     nisa.tensor_tensor(dst=index, data1=item, data2=index, op=nl.subtract)
 
-    size = (PARTITIONS, columns, known + 3, entries)
-    picked = tile(size)
-    own = tile(size[0:3])
+    rows = kinds * columns
+    index = index.reshape((PARTITIONS, rows))
+    picked = tile((PARTITIONS, rows, known + 3, entries))
+    own = tile((PARTITIONS, rows, known + 3))
     nisa.tensor_tensor(
         dst=picked,
-        data1=fields.reshape((PARTITIONS, known + 3, entries)).expand_dim(1).broadcast(1, columns),
-        data2=one_hot.expand_dim(2).broadcast(2, known + 3),
+        data1=fields.reshape((PARTITIONS, known + 3, entries)).expand_dim(1).broadcast(1, rows),
+        data2=one_hot.reshape((PARTITIONS, rows, entries)).expand_dim(2).broadcast(2, known + 3),
         op=nl.multiply,
     )
     nisa.tensor_reduce(dst=own, op=nl.add, data=picked, axis=3)
     lengths = Lengths(own[:, :, 0], own[:, :, 1], own[:, :, 2], own[:, :, 3], own[:, :, 4])
-    last = tile((PARTITIONS, columns))
+    last = tile((PARTITIONS, rows))
     # An item past the list is of no sequence, and the last of none.
     nisa.scalar_tensor_tensor(
         dst=last, data=index, op0=nl.add, operand0=1.0, op1=nl.equal, operand1=own[:, :, known + 2]
     )
-    table = write_table(shape, plan, own[:, :, known], index, own[:, :, known + 1], last, lengths)
+    table = write_table(shape, plans, own[:, :, known], index, own[:, :, known + 1], last, lengths)
     width = table.shape[2]
-    stored = nl.ndarray((columns * PARTITIONS, width), dtype=nl.float32, buffer=nl.private_hbm)
-    nisa.dma_copy(dst=stored.ap(pattern=[[width, PARTITIONS], [PARTITIONS * width, columns], [1, width]]), src=table)
-    return Work(stored, table[:, 0, :], any_item, before_last)
+    stored = nl.ndarray((rows * PARTITIONS, width), dtype=nl.float32, buffer=nl.private_hbm)
+    nisa.dma_copy(dst=stored.ap(pattern=[[width, PARTITIONS], [PARTITIONS * width, rows], [1, width]]), src=table)
+    work = []
+    for kind in range(kinds):
+        first = kind * columns
+        work.append(Work(stored, first * PARTITIONS, table[:, first, :], registers[2 * kind], registers[2 * kind + 1]))
+    return work
 
 
-def running_sum(items):
-    """The sum of each of `items` [P, n] fp32 and those before."""
-    sums = tile(items.shape)
-    nothing = tile(items.shape)
-    nisa.memset(dst=nothing, value=0.0, engine=nisa.engine.vector)
-    nisa.tensor_tensor_scan(dst=sums, data0=items, data1=nothing, initial=0.0, op0=nl.add, op1=nl.add)
-    return sums
+def choose_plans(plans, lengths):
+    """[128, plans, B] flags: sequences with at least a dense pass of live slots choose that plan, if there is one,
+    others the last."""
+    partitions, batch = lengths.cached.shape
+    chosen = tile((partitions, len(plans), batch))
+    if not plans[0].dense:
+        nisa.memset(dst=chosen, value=1.0, engine=nisa.engine.vector)
+        return chosen
+    extent = tile((partitions, batch))
+    nisa.tensor_tensor(dst=extent, data1=lengths.cached, data2=lengths.oldest, op=nl.subtract)
+    for kind in range(len(plans)):
+        op = nl.greater_equal if plans[kind].dense else nl.less
+        nisa.tensor_scalar(dst=chosen[:, kind], data=extent, op0=op, operand0=float(plans[0].chunk.step))
+    return chosen
 
 
-def own_share(items, core):
-    """Of sequences with `items` [P, B, laps] each, those before the middle of the list are core 0's: the items of this
-    core's, the others' none, and [P, 1], how many the core with more of them has."""
-    partitions, batch, laps_ = items.shape
-    whole = items[:, :, 0]
+def own_share(items, ends, core):
+    """Of sequences with `items` [P, plans, B, laps] each, those before the middle of a plan's list are core 0's.
+
+    `ends` [P, plans, B * laps] is the running sum of items; returns that of this core's, and [P, plans], how many the
+    core with more of them has.
+    """
+    partitions, kinds, batch, laps_ = items.shape
+    whole = items[:, :, :, 0]
     if laps_ > 1:
-        whole = tile((partitions, batch))
-        nisa.tensor_reduce(dst=whole, op=nl.add, data=items, axis=2)
-    ends = running_sum(whole)
-    total = ends[:, batch - 1 : batch]
-    twice_middle = tile((partitions, batch))
-    own = tile(items.shape)
+        whole = tile((partitions, kinds, batch))
+        nisa.tensor_reduce(dst=whole, op=nl.add, data=items, axis=3)
+    whole_ends = ends.reshape(items.shape)[:, :, :, laps_ - 1]
+    total = whole_ends[:, :, batch - 1]
+    twice_middle = tile((partitions, kinds, batch))
+    first = tile((partitions, kinds, batch))
     nisa.scalar_tensor_tensor(
-        dst=twice_middle, data=ends, op0=nl.multiply, operand0=2.0, op1=nl.subtract, operand1=whole
+        dst=twice_middle, data=whole_ends, op0=nl.multiply, operand0=2.0, op1=nl.subtract, operand1=whole
     )
-    for lap in range(laps_):
-        nisa.scalar_tensor_tensor(
-            dst=own[:, :, lap],
-            data=twice_middle,
-            op0=nl.less_equal if core == 0 else nl.greater,
-            operand0=total,
-            op1=nl.multiply,
-            operand1=items[:, :, lap],
-        )
-    share = tile((partitions, 1))
-    most = tile((partitions, 1))
-    nisa.tensor_reduce(dst=share, op=nl.add, data=own, axis=(1, 2))
+    every = total.expand_dim(2).broadcast(2, batch)
+    nisa.tensor_tensor(dst=first, data1=twice_middle, data2=every, op=nl.less_equal)
+    nisa.tensor_tensor(dst=first, data1=first, data2=whole_ends, op=nl.multiply)
+    share = tile((partitions, kinds))  # of core 0
+    most = tile((partitions, kinds))
+    nisa.tensor_reduce(dst=share, op=nl.maximum, data=first, axis=2)
     nisa.tensor_tensor(dst=most, data1=total, data2=share, op=nl.subtract)
     nisa.tensor_tensor(dst=most, data1=most, data2=share, op=nl.maximum)
+    own = tile(ends.shape)
+    cut = share.expand_dim(2).broadcast(2, batch * laps_)
+    if core == 0:
+        nisa.tensor_tensor(dst=own, data1=ends, data2=cut, op=nl.minimum)
+    else:
+        nisa.tensor_tensor(dst=own, data1=ends, data2=cut, op=nl.subtract)
+        nisa.tensor_scalar(dst=own, data=own, op0=nl.maximum, operand0=0.0)
     return own, most
 
 
-def write_table(shape, plan, sequence, index, begins, last, lengths):
-    """The table [P, n, columns] of items given by fp32 tiles [P, n]: their sequence, their index in it or in its lap,
-    whether that lap is the sequence's first, whether they are the sequence's last, its lengths."""
-    partitions, columns = sequence.shape
-    size = (partitions, columns)
-    chunk = plan.chunk
-    together = plan.together
-    dense = plan.dense
-    table = tile((partitions, columns, OWN + together * COLUMNS))
+def write_table(shape, plans, sequence, index, begins, last, lengths):
+    """The table [P, n, columns] of items given by fp32 tiles [P, n], as many of each plan: their sequence, their index
+    in it or in its lap, whether that lap is the sequence's first, whether they are the sequence's last, its lengths."""
+    partitions, rows = sequence.shape
+    size = (partitions, rows)
+    together = plans[0].together
+    table = tile((partitions, rows, OWN + together * COLUMNS))
     as_int = table.view(nl.int32)
     starts = tile(size)
-    nisa.tensor_copy(dst=as_int[:, :, SEQUENCE], src=sequence)
-    nisa.tensor_copy(dst=table[:, :, LIVE_ROWS], src=lengths.live_rows)
+    nisa.tensor_copy(dst=as_int[:, :, SEQUENCE], src=sequence, engine=nisa.engine.scalar)
+    nisa.tensor_copy(dst=table[:, :, LIVE_ROWS], src=lengths.live_rows, engine=nisa.engine.scalar)
     nisa.tensor_scalar(dst=starts, data=index, op0=nl.equal, operand0=0.0)
     nisa.tensor_tensor(dst=table[:, :, STARTS], data1=starts, data2=begins, op=nl.multiply)
     # Only the last item stores: nothing orders two stores to one place at run-time addresses. Others get an index out
@@ -391,62 +410,111 @@ def write_table(shape, plan, sequence, index, begins, last, lengths):
         dst=stored, data=last, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=-4.0 * shape.batch
     )
     nisa.tensor_tensor(dst=as_int[:, :, STORED], data1=stored, data2=sequence, op=nl.add)
-    begin = tile(size)
-    nisa.scalar_tensor_tensor(
-        dst=begin, data=index, op0=nl.multiply, operand0=float(together * chunk.step), op1=nl.add, operand1=lengths.base
-    )
-    if dense:
-        # A pass may begin among the slots of the one before, but must not end after the last live one.
-        ends = lengths.cached
-        if shape.block_size > 0:
-            ends = tile(size)
-            nisa.tensor_scalar(dst=ends, data=lengths.cached, op0=nl.add, operand0=float(chunk.run - 1))
-            _, ends = whole_steps(ends, chunk.run)
-    for turn in range(together):
-        own = slice(OWN + turn * COLUMNS, OWN + (turn + 1) * COLUMNS)
-        start = tile(size)
-        if dense:
-            nisa.tensor_scalar(dst=start, data=ends, op0=nl.subtract, operand0=float((together - turn) * chunk.step))
-            nisa.tensor_tensor(dst=start, data1=start, data2=begin, op=nl.minimum)
-            nisa.tensor_tensor(dst=start, data1=start, data2=lengths.base, op=nl.maximum)
-        else:
-            nisa.tensor_scalar(dst=start, data=begin, op0=nl.minimum, operand0=latest_start(shape, chunk))
-        write_pass(shape, chunk, table[:, :, own], as_int[:, :, own], sequence, begin, start, lengths)
-        if turn < together - 1:
-            nisa.scalar_tensor_tensor(
-                dst=begin, data=start, op0=nl.add, operand0=float(chunk.step), op1=nl.maximum, operand1=begin
-            )
-
+    begin = tile((partitions, rows, together))
+    start = tile((partitions, rows, together))
+    columns = rows // len(plans)
+    for kind in range(len(plans)):
+        own = slice(kind * columns, (kind + 1) * columns)
+        cut_items(
+            shape,
+            plans[kind],
+            index[:, own],
+            lengths.base[:, own],
+            lengths.cached[:, own],
+            begin[:, own],
+            start[:, own],
+        )
+    write_passes(shape, plans[0].chunk.run, table, sequence, begin, start, lengths)
     return table
 
 
-def write_pass(shape, chunk, entry, as_int, sequence, begin, start, lengths):
-    """A pass's columns [P, n, COLUMNS], and these as int32, of [P, n] each: the first slot of its own, and the first
-    that it loads."""
+def cut_items(shape, plan, index, base, cached, begin, start):
+    """The first slot of its own of each pass, and the first that it loads: `begin` and `start` [P, n, passes], of items
+    given by [P, n]."""
+    chunk = plan.chunk
+    together = plan.together
+    nisa.scalar_tensor_tensor(
+        dst=begin[:, :, 0],
+        data=index,
+        op0=nl.multiply,
+        operand0=float(together * chunk.step),
+        op1=nl.add,
+        operand1=base,
+    )
+    ends = cached
+    if plan.dense and shape.block_size > 0:
+        ends = tile(index.shape)
+        nisa.tensor_scalar(dst=ends, data=cached, op0=nl.add, operand0=float(chunk.run - 1))
+        _, ends = whole_steps(ends, chunk.run)
+    for turn in range(together):
+        now = start[:, :, turn]
+        if plan.dense:
+            # A pass may begin among the slots of the one before, but must not end after the last live one.
+            nisa.scalar_tensor_tensor(
+                dst=now,
+                data=ends,
+                op0=nl.subtract,
+                operand0=float((together - turn) * chunk.step),
+                op1=nl.minimum,
+                operand1=begin[:, :, turn],
+            )
+            nisa.tensor_tensor(dst=now, data1=now, data2=base, op=nl.maximum)
+        else:
+            nisa.tensor_scalar(dst=now, data=begin[:, :, turn], op0=nl.minimum, operand0=latest_start(shape, chunk))
+        if turn < together - 1:
+            nisa.scalar_tensor_tensor(
+                dst=begin[:, :, turn + 1],
+                data=now,
+                op0=nl.add,
+                operand0=float(chunk.step),
+                op1=nl.maximum,
+                operand1=begin[:, :, turn],
+            )
+
+
+def write_passes(shape, run, table, sequence, begin, start, lengths):
+    """The columns of the passes of items: the first slot of their own, and the first that they load, [P, n, passes]
+    each; of the sequence, [P, n]."""
     size = begin.shape
+    together = size[2]
+    own = table[:, :, OWN:].reshape_dim(2, (together, COLUMNS))
+    as_int = table.view(nl.int32)[:, :, OWN:].reshape_dim(2, (together, COLUMNS))
     first = tile(size)
-    nisa.tensor_tensor(dst=first, data1=begin, data2=lengths.oldest, op=nl.maximum)
-    nisa.tensor_tensor(dst=entry[:, :, FIRST], data1=first, data2=start, op=nl.subtract)
-    nisa.tensor_tensor(dst=entry[:, :, END], data1=lengths.cached, data2=start, op=nl.subtract)
-    nisa.tensor_tensor(dst=entry[:, :, POSITION], data1=lengths.position, data2=start, op=nl.subtract)
+    oldest = lengths.oldest.expand_dim(2).broadcast(2, together)
+    nisa.tensor_tensor(dst=first, data1=begin, data2=oldest, op=nl.maximum)
+    nisa.tensor_tensor(dst=own[:, :, :, FIRST], data1=first, data2=start, op=nl.subtract)
+    for pair in ((END, lengths.cached), (POSITION, lengths.position)):
+        column, slot = pair
+        slot = slot.expand_dim(2).broadcast(2, together)
+        nisa.tensor_tensor(dst=own[:, :, :, column], data1=slot, data2=start, op=nl.subtract)
     if shape.block_size > 0:
         # Runs are few enough for fp32.
-        run = tile(size)
-        nisa.tensor_scalar(dst=run, data=start, op0=nl.multiply, operand0=1.0 / chunk.run)
+        own_run = tile(size)
+        nisa.tensor_scalar(dst=own_run, data=start, op0=nl.multiply, operand0=1.0 / run)
         for column in (VALUE_INDEX, KEY_INDEX):
             nisa.scalar_tensor_tensor(
-                dst=as_int[:, :, column],
-                data=sequence,
+                dst=as_int[:, :, :, column],
+                data=sequence.expand_dim(2).broadcast(2, together),
                 op0=nl.multiply,
-                operand0=float(shape.slots // chunk.run),
+                operand0=float(shape.slots // run),
                 op1=nl.add,
-                operand1=run,
+                operand1=own_run,
             )
         return
+    sequence = table.view(nl.int32)[:, :, SEQUENCE]
+    slot = tile(size, nl.int32)
+    nisa.tensor_copy(dst=slot, src=start)
     heads_slots = shape.heads * shape.slots
-    write_offset(as_int[:, :, VALUE_INDEX], sequence, heads_slots, start)
     key_size = heads_slots * (shape.head_dim if shape.cache_layout == "BHDS" else 1)
-    write_offset(as_int[:, :, KEY_INDEX], sequence, key_size, start)
+    for pair in ((VALUE_INDEX, heads_slots), (KEY_INDEX, key_size)):
+        # int32 is exact where fp32 would not be.
+        column, sequence_size = pair
+        sizes = tile(size[0:2], nl.int32)
+        offset = tile(size[0:2], nl.int32)
+        nisa.memset(dst=sizes, value=sequence_size)
+        nisa.tensor_tensor(dst=offset, data1=sequence, data2=sizes, op=nl.multiply)
+        offset = offset.expand_dim(2).broadcast(2, together)
+        nisa.tensor_tensor(dst=as_int[:, :, :, column], data1=offset, data2=slot, op=nl.add)
 
 
 def latest_start(shape, chunk):
@@ -454,36 +522,38 @@ def latest_start(shape, chunk):
     return float(shape.slots if shape.block_size > 0 else shape.slots - chunk.step)
 
 
-def write_offset(dst, sequence, stride, start):
-    """dst = sequence * stride + start in int32: exact where fp32 would not be."""
-    terms = tile((dst.shape[0], 3, dst.shape[1]), nl.int32)
-    nisa.memset(dst=terms[:, 0], value=stride)
-    nisa.tensor_copy(dst=terms[:, 1], src=sequence)
-    nisa.tensor_copy(dst=terms[:, 2], src=start)
-    nisa.tensor_tensor(dst=terms[:, 0], data1=terms[:, 0], data2=terms[:, 1], op=nl.multiply)
-    nisa.tensor_tensor(dst=dst, data1=terms[:, 0], data2=terms[:, 2], op=nl.add)
+def new_entry(together, partitions=PARTITIONS):
+    """Room for an item of a table, the same on every partition."""
+    return tile((partitions, OWN + together * COLUMNS))
 
 
-def new_entry(together):
-    """Room for a row of the table, the same on every partition."""
-    return tile((PARTITIONS, OWN + together * COLUMNS))
+def first_entries(work, coming, after):
+    """Fills entries with the first item and, on 32 partitions, with the second."""
+    first = work.first[0:QUADRANT]
+    spread(coming, first, nisa.engine.vector)
+    nisa.nc_stream_shuffle(dst=after, src=first, shuffle_mask=[1] * QUADRANT)
 
 
-def first_entry(work, item, entry):
-    """Fills `entry` with row `item`, 0 or 1, of the table."""
-    spread(entry, work.first[0:QUADRANT], nisa.engine.vector, item)
-
-
-def fetch_entry(work, item, after, entry):
-    """Fills `entry` with the row of the table `after` rows after `item`, a register."""
-    width = entry.shape[1]
-    # A descriptor a partition costs less than to spread one row on the chip.
+def fetch_entry(work, item, ahead, entry):
+    """Fills `entry` [32, columns] with the item that comes `ahead` items after `item`, a register."""
+    partitions, width = entry.shape
+    # A descriptor a partition costs less than to shuffle one on the chip, but more than to copy 32.
     nisa.dma_copy(
         dst=entry,
         src=work.table.ap(
-            pattern=[[0, PARTITIONS], [1, width]], offset=after * width, scalar_offset=item, indirect_dim=0
+            pattern=[[0, partitions], [1, width]],
+            offset=(work.start + ahead) * width,
+            scalar_offset=item,
+            indirect_dim=0,
         ),
     )
+
+
+def take_entry(shape, coming, after):
+    """The item on 32 partitions is the one that comes next."""
+    engine = copying_engine(shape)
+    nisa.tensor_copy(dst=coming[0:QUADRANT], src=after, engine=engine)
+    repeat_quadrant(coming, engine)
 
 
 def listed_passes(entry, shard, cores):
@@ -511,7 +581,11 @@ def listed_passes(entry, shard, cores):
 def late_copy(shape, entry):
     """For DMAs that come late: the entry itself may be overwritten before."""
     late = tile(entry.shape)
-    # The copy waits for what is read by the one before; Scalar has more to do than GpSimd, which describes gathers.
-    engine = nisa.engine.gpsimd if shape.block_size == 0 else nisa.engine.scalar
-    nisa.tensor_copy(dst=late, src=entry, engine=engine)
+    nisa.tensor_copy(dst=late, src=entry, engine=copying_engine(shape))
     return late
+
+
+def copying_engine(shape):
+    """For copies of entries, which wait for what is read by the one before: Scalar has more to do than GpSimd, unless
+    that describes gathers."""
+    return nisa.engine.gpsimd if shape.block_size == 0 else nisa.engine.scalar

@@ -179,8 +179,8 @@ MUTANTS = [
     Mutant(
         "where the runs of the item after lie is taken for the next one's",
         "kernels/attention_many.py",
-        "fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, after))",
-        "fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, coming))",
+        "            fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, after))",
+        "            fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, coming))",
         _AGREES,
     ),
     Mutant(
@@ -233,14 +233,21 @@ MUTANTS = [
         _AGREES,
     ),
     Mutant(
+        "the list of short sequences goes on where that of long ones ends",
+        "kernels/attention_work.py",
+        "nisa.memset(dst=goes_on[:, :, 0:1], value=0.0)",
+        "nisa.memset(dst=goes_on[:, :, 0:1], value=1.0)",
+        _AGREES,
+    ),
+    Mutant(
         "both cores take the same sequences",
         "kernels/attention_work.py",
-        "op0=nl.less_equal if core == 0 else nl.greater,",
-        "op0=nl.less_equal,",
+        "    if core == 0:",
+        "    if True:",
         _SHARED,
     ),
     Mutant(
-        "a core takes as many items as it has, not as the other",
+        "both cores take as many items as the first has",
         "kernels/attention_work.py",
         "nisa.tensor_tensor(dst=most, data1=most, data2=share, op=nl.maximum)",
         "nisa.tensor_copy(dst=most, src=share)",
