@@ -26,7 +26,7 @@ from .attention_passes import (
     silence_pass,
 )
 from .attention_plan import PARTITIONS, tile
-from .attention_softmax import idle_engine, live_flags, new_state, one_stream, slot_bounds, window_mask
+from .attention_softmax import idle_engine, live_flags, new_state, one_stream, over_streams, slot_bounds, window_mask
 from .attention_steps import (
     FEW_COLUMNS,
     begin_scores,
@@ -93,9 +93,8 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
         for walk in walks:
             first = first_pass(every, walk.sequence)
             attend_once(walk, ragged, first)
-            if operands.shards > 1:
-                join_all(walk)
-            store_all(walk, first)
+            add_streams(walk)
+            finish(walk, first)
         return
 
     if dense != None:  # noqa: E711
@@ -131,10 +130,9 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
             begin = 0 if begins == None else begins[lap][sequence]  # noqa: E711
             attend_ragged(walk, ragged, laps[lap], begin, ends[lap][sequence])
         if sequence > 0:
-            store_all(walks[sequence - 1], firsts[sequence - 1])
-        if operands.shards > 1:
-            join_all(walk)
-    store_all(walks[shape.batch - 1], firsts[shape.batch - 1])
+            finish(walks[sequence - 1], firsts[sequence - 1])
+        add_streams(walk)
+    finish(walks[shape.batch - 1], firsts[shape.batch - 1])
 
 
 def attend_once(walk, chunk, current):
@@ -482,12 +480,20 @@ def take(walk, chunk, dense, g, passes, keys, values, window, ahead, limits=(), 
             end_values(weighing)
 
 
-def join_all(walk):
-    """The states of two cores that share the slots put together, in the first stream of each row."""
-    operands = walk.operands
+def add_streams(walk):
+    """Where two cores share the slots, the totals of all streams put together, in each."""
     for g in range(len(walk.groups)):
-        for t in range(len(walk.groups[g])):
-            walk.states[g][t] = join_cores(walk.shape, walk.groups[g][t], walk.states[g][t], operands.shard)
+        for t in range(len(walk.groups[g]) if walk.operands.shards > 1 else 0):
+            total = walk.states[g][t].total
+            over_streams(walk.groups[g][t], total, total, nl.add, idle_engine(walk.shape))
+
+
+def finish(walk, current):
+    """Writes the output of all row tiles, together with what the other core saw of their slots."""
+    for g in range(len(walk.groups)):
+        for t in range(len(walk.groups[g]) if walk.operands.shards > 1 else 0):
+            walk.states[g][t] = join_cores(walk.shape, walk.groups[g][t], walk.states[g][t], walk.operands.shard)
+    store_all(walk, current)
 
 
 def store_all(walk, current):

@@ -19,7 +19,7 @@ from .attention_blocks import (
     skip_dead_runs,
     spread_runs,
 )
-from .attention_few import attend_windows, begin_walk, score_pass, store_all, take, windows_of
+from .attention_few import add_streams, attend_windows, begin_walk, score_pass, store_all, take, windows_of
 from .attention_lengths import checked_lengths, on_every_partition, whole_steps
 from .attention_loads import fetch_keys, fetch_slots, new_keys, new_slots
 from .attention_output import joined_state, other_state
@@ -125,6 +125,7 @@ def attend_paged(shape, query_heads, operands, lengths, slot_cores):
         if coming != None:  # noqa: E711
             attend_between(walk, plan, facts, coming)
         attend_ragged(walk, plan, facts, room, begins[sequence], stride)
+        add_streams(walk)
         others.append(other_states(walk))
         if sequence > 0:
             finish(walks[sequence - 1], others[sequence - 1], passes[sequence - 1][0])
