@@ -297,7 +297,7 @@ def attend_item(walk, work, item):
             values_next = next_place(walk, weighed, current.entry, following, False)
         elif walk.held != None:  # noqa: E711
             values_next = (0, fetched_entry(walk, 0, current.entry, weighed[2], False))
-        score_and_weigh(scoring, weighing)
+        score_and_weigh(scoring, weighing, True)
         if following != None and order[k] == (len(groups) - 1, 0, 0):  # noqa: E711
             take_places(walk.room)
             fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, after))

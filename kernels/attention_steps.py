@@ -272,21 +272,27 @@ def weigh_values(weighing, i, stream):
         )
 
 
-def score_and_weigh(scoring, weighing):
+def score_and_weigh(scoring, weighing, values_first=False):
     """Scores of a step and values of the one before but for its last batches, either of which may be None: engines keep
-    their order, so that some of each come in turn."""
+    their order, so that some of each come in turn.
+
+    `values_first`: in each turn, so that no engine waits for the other; the scores are known later.
+    """
     batches = 0 if weighing == None else len(weighing.batches) - len(weighing.staged)  # noqa: E711
     done = 0
     if scoring != None:  # noqa: E711
         spans = len(scoring.spans)
         for i in range(spans):
             multiply_next(scoring)
-            mask_span(scoring, i)
+            if not values_first:
+                mask_span(scoring, i)
             # Not between spans that need another activation table.
             until = batches * (i + 1) // spans if scoring.shape.softcap == 0.0 else 0
             for _ in range(done, until):
                 weigh_next(weighing)
             done = until
+            if values_first:
+                mask_span(scoring, i)
         end_scores(scoring)
     for _ in range(done, batches):
         weigh_next(weighing)
