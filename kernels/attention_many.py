@@ -134,7 +134,7 @@ def attend_many(shape, query_heads, operands, lengths, slot_cores, core, sequenc
     clear_walk(rest)
     if plans[0].chunk.transposed:
         # Of a paged cache, the keys of both kinds do not have room at once.
-        clear((rest.room.keys, rest.room.moving))
+        clear(rest.room.keys)
     walk_first(rest, work[1])
     walk_on(rest, work[1])
 

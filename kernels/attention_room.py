@@ -73,7 +73,7 @@ def with_own_keys(shape, chunk, groups, operands, room):
 def clear_room(room):
     """Zeros everywhere: a loop that fetches may run no time, a gather that skips a run leaves what was."""
     clear((room.queries, room.windows, room.next_places, room.places, room.value_places, room.values))
-    clear((room.keys, room.moving))
+    clear(room.keys)
 
 
 def clear(tiles):

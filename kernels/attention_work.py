@@ -1,7 +1,8 @@
 """Which cache slots are read when: each sequence's live slots cut into passes, by lengths that only the run knows.
 
 A few sequences are unrolled, with runtime loops over the passes of each. Of many, a table in HBM, computed on the chip,
-lists all passes, and one runtime loop walks it: the program does not grow with the batch.
+lists all passes, those of long sequences and then those of short ones, and a runtime loop walks either part: the
+program does not grow with the batch.
 
 A pass that ends with the last live slot may begin among those of the pass before; only a sequence shorter than one pass
 reads slots that are not live. Element offsets are int32, by tensor_tensor: fp32 would not be exact.
