@@ -17,7 +17,7 @@ def load_table(shape, block_table, parts=0):
         parts = PARTITIONS // shape.batch
         while shape.table_size % parts > 0:
             parts -= 1
-    blocks = tile((shape.batch * parts, shape.table_size // parts), nl.int32)
+    blocks = tile((block_table.shape[0] * parts, shape.table_size // parts), nl.int32)
     nisa.dma_copy(dst=blocks, src=block_table.reshape(blocks.shape))
     return blocks
 
@@ -63,24 +63,40 @@ def count_bad_blocks(shape, blocks, num_blocks, cached):
 
 
 def locate_runs(shape, run, blocks, num_blocks):
-    """[B * n, M / n, runs of a block] int32: the cache row where each run of head 0 begins; `blocks` as load_table left
-    them. Those that do not exist are taken for the nearest one that does: keys may be gathered before any check."""
+    """[B * n, M / n, runs of a block]: the cache row where each run of head 0 begins; `blocks` as load_table left them.
+    Those that do not exist are taken for the nearest one that does: keys may be gathered before any check."""
     per_block = shape.block_size // run
-    partitions = blocks.shape[0]
-    existing = tile(blocks.shape, nl.int32)
+    partitions, columns = blocks.shape
+    dtype = located_dtype(shape, run, num_blocks)
+    existing = tile(blocks.shape, dtype)
     nisa.tensor_scalar(
         dst=existing, data=blocks, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=float(num_blocks - 1)
     )
-    size = (partitions, blocks.shape[1], per_block)
-    # int32 maths: fp32 would not be exact.
-    scale = tile(size, nl.int32)
-    offset = tile(size, nl.int32)
-    rows = tile(size, nl.int32)
-    nisa.memset(dst=scale, value=per_block * (shape.heads if shape.cache_layout == "NHPD" else 1))
-    nisa.iota(dst=offset, pattern=[[0, size[1]], [1, per_block]], offset=0, channel_multiplier=0)
-    nisa.tensor_tensor(dst=rows, data1=existing.expand_dim(2).broadcast(2, per_block), data2=scale, op=nl.multiply)
-    nisa.tensor_tensor(dst=rows, data1=rows, data2=offset, op=nl.add)
+    rows = existing.expand_dim(2)
+    size = (partitions, columns, per_block)
+    step = per_block * heads_of_block(shape)
+    if step > 1:
+        scale = tile(size, dtype)
+        scaled = tile(size, dtype)
+        nisa.memset(dst=scale, value=step if dtype == nl.int32 else float(step))
+        nisa.tensor_tensor(dst=scaled, data1=rows.broadcast(2, per_block), data2=scale, op=nl.multiply)
+        rows = scaled
+    if per_block > 1:
+        offset = tile(size, dtype)
+        nisa.iota(dst=offset, pattern=[[0, columns], [1, per_block]], offset=0, channel_multiplier=0)
+        nisa.tensor_tensor(dst=rows, data1=rows, data2=offset, op=nl.add)
     return rows
+
+
+def heads_of_block(shape):
+    """Cache rows of as many runs of a block as it has tokens of one head."""
+    return shape.heads if shape.cache_layout == "NHPD" else 1
+
+
+def located_dtype(shape, run, num_blocks):
+    """fp32 where locate_runs is exact in it: GpSimd, whose int32 maths is exact, has gathers to describe."""
+    rows = num_blocks * (shape.block_size // run) * heads_of_block(shape)
+    return nl.float32 if rows <= 1 << 24 else nl.int32
 
 
 def list_runs(rows, room):
@@ -96,13 +112,37 @@ def list_runs(rows, room):
 
 
 def spread_runs(rows):
-    """`rows`, as locate_runs leaves them, a run a partition: [runs, B * n] int32. By way of fp32: below 2^24."""
-    across = tile((rows.shape[0], rows.size // rows.shape[0]))
-    staged = psum((across.shape[1], rows.shape[0]))
+    """`rows`, as locate_runs leaves them in fp32, a run a partition: [runs, B * n] int32."""
+    staged = psum((rows.size // rows.shape[0], rows.shape[0]))
     places = tile(staged.shape, nl.int32)
-    nisa.tensor_copy(dst=across, src=rows.flatten_dims(1, 2), engine=nisa.engine.scalar)
-    nisa.nc_transpose(dst=staged, data=across, engine=nisa.engine.tensor)
+    nisa.nc_transpose(dst=staged, data=rows.flatten_dims(1, 2), engine=nisa.engine.tensor)
     nisa.tensor_copy(dst=places, src=staged, engine=nisa.engine.scalar)
+    return places
+
+
+def places_from(shape, chunk, blocks, num_blocks, index):
+    """As fetch_places leaves them, from run `index` [1, 1] int32 on, of a sequence with `blocks` [1, M] of a run each;
+    without a DMA."""
+    some = tile((1, chunk.segments, PARTITIONS))
+    staged = psum((PARTITIONS, chunk.segments))
+    below = tile(staged.shape)
+    places = tile(staged.shape, nl.int32)
+    nisa.tensor_copy(
+        dst=some,
+        src=blocks.ap(
+            pattern=[[shape.table_size, 1], [PARTITIONS, chunk.segments], [1, PARTITIONS]],
+            scalar_offset=index,
+            indirect_dim=1,
+        ),
+        engine=nisa.engine.scalar,
+    )
+    for i in range(chunk.segments):
+        nisa.nc_transpose(dst=staged[:, i : i + 1], data=some[:, i, :], engine=nisa.engine.tensor)
+    # As locate_runs bounds them, but by the Scalar engine: Vector has lengths to check.
+    step = float(heads_of_block(shape))
+    last = step * (num_blocks - 1)
+    nisa.activation(dst=below, op=nl.relu, data=staged, scale=-step, bias=last)
+    nisa.activation(dst=places, op=nl.relu, data=below, scale=-1.0, bias=last)
     return places
 
 

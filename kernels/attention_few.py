@@ -167,7 +167,9 @@ def begin_walk(shape, groups, operands, constants, sequence):
             rows = groups[g][t]
             state = new_state(shape, rows)
             stationary = new_stationary(shape, rows)
-            nisa.tensor_copy(dst=state.all, src=own.rows[g][t].fresh.all, engine=nisa.engine.gpsimd)
+            # GpSimd describes the gathers of a paged cache.
+            engine = nisa.engine.gpsimd if shape.block_size == 0 else nisa.engine.scalar
+            nisa.tensor_copy(dst=state.all, src=own.rows[g][t].fresh.all, engine=engine)
             load_queries(shape, rows, operands.query, anywhere(sequence), stationary)
             states.append(state)
             stationaries.append(stationary)

@@ -14,10 +14,10 @@ LSE_COLUMNS = 4096  # log-sum-exps of a partition at a time
 
 def join_cores(shape, rows, state, core):
     """The state of a row tile together with the other core's, which saw other slots, in the first stream."""
-    return joined_state(shape, rows, state, other_state(shape, rows, state, core))
+    return joined_state(shape, rows, state, other_state(shape, rows, state, core, nisa.dma_engine.gpsimd_dma))
 
 
-def other_state(shape, rows, state, core):
+def other_state(shape, rows, state, core, dma_engine):
     """The other core's state of a row tile, its total in the first stream."""
     theirs = new_state(shape, rows)
     width = state.all.shape[1]
@@ -29,7 +29,7 @@ def other_state(shape, rows, state, core):
             send_to_rank=1 - core,
             recv_from_rank=1 - core,
             pipe_id=0,
-            dma_engine=nisa.dma_engine.gpsimd_dma if shape.block_size == 0 else nisa.dma_engine.dma,
+            dma_engine=dma_engine,
         )
     return theirs
 

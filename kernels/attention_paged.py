@@ -11,32 +11,44 @@ import nki.language as nl
 
 from .attention_blocks import (
     fetch_places,
-    fetch_runs,
     list_runs,
     load_table,
     locate_runs,
+    located_dtype,
+    places_from,
     row_elements,
     skip_dead_runs,
     spread_runs,
 )
-from .attention_few import add_streams, attend_windows, begin_walk, score_pass, store_all, take, windows_of
-from .attention_lengths import checked_lengths, on_every_partition, whole_steps
+from .attention_few import add_streams, begin_walk, row_tile, take, windows_of
+from .attention_lengths import checked_lengths, on_every_partition
 from .attention_loads import fetch_keys, fetch_slots, new_keys, new_slots
-from .attention_output import joined_state, other_state
+from .attention_outer import (
+    attend_outer,
+    coming_keys,
+    fetch_values,
+    new_aheads,
+    new_values,
+    ready_ahead,
+    score_ahead,
+    weigh_ahead,
+)
+from .attention_output import joined_state, other_state, output_of, write_output
 from .attention_passes import (
     MOST_STREAMS,
     MOST_TOGETHER,
     constants_of,
     moved_keys,
-    pass_keys,
     plan_paged,
-    silence_last_run,
     silence_pass,
     slots_of,
 )
 from .attention_plan import PARTITIONS, plan_rows, tile
 from .attention_room import own_heads
-from .attention_work import Pass, anywhere, counters
+from .attention_softmax import one_stream
+from .attention_work import Pass, counters
+
+ROW_OF_TABLE = 2048  # entries that one partition holds
 
 
 @dataclass
@@ -73,16 +85,23 @@ def attend_paged(shape, query_heads, operands, lengths, slot_cores):
     has_last = operands.shard == slot_cores - 1
     num_blocks = operands.value_cache.shape[0]
 
-    # GpSimd counts while it waits for the table.
-    given = on_every_partition(lengths)
+    # The table first: all gathers wait for it.
     parts = whole_segments(shape, dense, operands)
     blocks = load_table(shape, operands.block_table, parts)
+    first_row = None
+    if parts > 0 and has_last and shape.block_size == dense.run and shape.table_size <= ROW_OF_TABLE:
+        first_row = load_table(shape, operands.block_table[0:1], 1)
+    located = locate_runs(shape, dense.run, blocks, num_blocks)
+    given = on_every_partition(lengths)
     constants = constants_of(shape, groups, operands, dense, ragged, dense if has_last else None)
+    first_places = spread_runs(located) if parts > 0 and operands.shard == 0 else None
+    latest, index = latest_passes(shape, dense, given[0])
+    last_places = None
+    if first_row != None:  # noqa: E711
+        last_places = places_from(shape, dense, first_row, num_blocks, index[0:1, 0:1])
     walks = []
     for sequence in range(shape.batch):
         walks.append(begin_walk(shape, groups, operands, constants, sequence))
-    located = locate_runs(shape, dense.run, blocks, num_blocks)
-    first_places = spread_runs(located) if parts > 0 and operands.shard == 0 else None
     plan = Plan(
         dense,
         ragged,
@@ -91,47 +110,60 @@ def attend_paged(shape, query_heads, operands, lengths, slot_cores):
         shape.slots // dense.run,
         slots_of(dense, dense.segments - 1) if has_last else None,
     )
-    latest = latest_passes(shape, dense, given[0])
-    index = None
-    if has_last:
-        index = tile((1, shape.batch), nl.int32)
-        nisa.tensor_scalar(dst=index, data=latest[0:1], op0=nl.multiply, operand0=1.0 / dense.run)
     places = []
     for sequence in range(shape.batch):
-        places.append(outer_places(plan, operands, sequence, first_places, index))
+        own_last = last_places if sequence == 0 else None
+        places.append(outer_places(plan, operands, sequence, first_places, index[0:1] if has_last else None, own_last))
     checked = checked_lengths(shape, given, blocks, num_blocks)[0]
     facts = facts_of(dense, checked, latest, has_last)
-    ahead = keys_of(walks[0], dense, 0, places[0])
+    first_keys = coming_keys(walks[0], dense, 0, places[0])
     passes = []
+    windows = []
     for sequence in range(shape.batch):
         passes.append(outer_passes(shape, plan, operands, facts, sequence))
     # Until the first keys are there, the other engines have time.
     room = ragged_room(shape, ragged, groups[0][0], operands)
     stride = in_slots_and_runs(ragged, ragged.step)
     begins = []
-    for _ in range(shape.batch):
+    for sequence in range(shape.batch):
         begins.append(in_slots_and_runs(ragged, 0))
+        windows.append(windows_of(walks[sequence], passes[sequence][0]))
+    aheads = ()
+    if slot_cores > 1 and len(groups) == 1 and len(groups[0]) == 1:
+        aheads = new_aheads(walks, plan, passes, places, windows)
+        score_ahead(aheads[0], plan, facts, first_keys)
+        ready_ahead(aheads[0], facts)
     others = []
-    windows = windows_of(walks[0], passes[0][0])
+    outputs = []
     for sequence in range(shape.batch):
         walk = walks[sequence]
-        # Engines keep their order: what a sequence needs first comes before the passes of the one before, its output
-        # after those of the next.
-        following = ()
-        if sequence + 1 < shape.batch:
-            following = windows_of(walks[sequence + 1], passes[sequence + 1][0])
-        coming = begin_between(plan, operands, facts, sequence)
-        attend_outer(walk, plan, facts, passes[sequence], places[sequence], windows, ahead)
-        if coming != None:  # noqa: E711
-            attend_between(walk, plan, facts, coming)
+        # Engines keep their order: what a sequence needs first comes before the passes of the one before, and what
+        # waits for the other core after those of the next.
+        is_last = sequence == shape.batch - 1
+        if len(aheads) > 0 and not is_last:
+            score_ahead(aheads[sequence + 1], plan, facts, ())
+        if slot_cores > 1 and sequence > 0 and not is_last:
+            outputs.append(outputs_of(walks[sequence - 1], others[sequence - 1], passes[sequence - 1][0]))
+        between = begin_between(plan, operands, facts, sequence)
+        if len(aheads) > 0:
+            weigh_ahead(aheads[sequence], plan, facts)
+            if not is_last:
+                ready_ahead(aheads[sequence + 1], facts)
+        else:
+            keys = first_keys if sequence == 0 else ()
+            attend_outer(walk, plan, facts, passes[sequence], places[sequence], windows[sequence], keys)
+        if between != None:  # noqa: E711
+            attend_between(walk, plan, facts, between)
         attend_ragged(walk, plan, facts, room, begins[sequence], stride)
         add_streams(walk)
-        others.append(other_states(walk))
-        if sequence > 0:
-            finish(walks[sequence - 1], others[sequence - 1], passes[sequence - 1][0])
-        windows = following
-        ahead = ()
-    finish(walk, others[shape.batch - 1], passes[shape.batch - 1][0])
+        others.append(other_states(walk, is_last))
+        if slot_cores == 1:
+            outputs.append(outputs_of(walk, others[sequence], passes[sequence][0]))
+    for sequence in range(len(outputs), shape.batch):
+        outputs.append(outputs_of(walks[sequence], others[sequence], passes[sequence][0]))
+    # A store among loads would hold up those that come after.
+    for sequence in range(shape.batch):
+        write_outputs(walks[sequence], outputs[sequence], passes[sequence][0])
 
 
 def ragged_room(shape, chunk, rows, operands):
@@ -145,14 +177,27 @@ def ragged_room(shape, chunk, rows, operands):
 
 
 def latest_passes(shape, chunk, cached):
-    """Facts.latest, from seq_lens as they are given, before any check: wherever that is, it can be loaded."""
-    end = tile(cached.shape)
+    """Facts.latest, and its run, int32, from seq_lens as they are given, before any check: wherever that is, it can be
+    loaded."""
+    end = tile(cached.shape, nl.int32)
+    index = tile(cached.shape, nl.int32)
     latest = tile(cached.shape)
+    last_index = chunk.slots // chunk.run
     nisa.tensor_scalar(dst=end, data=cached, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=float(shape.slots))
     nisa.tensor_scalar(dst=end, data=end, op0=nl.add, operand0=float(chunk.run - 1))
-    _, end = whole_steps(end, chunk.run)
-    nisa.tensor_scalar(dst=latest, data=end, op0=nl.subtract, operand0=float(chunk.slots), op1=nl.maximum, operand1=0.0)
-    return latest
+    # A run is a power of two.
+    nisa.tensor_scalar(dst=end, data=end, op0=nl.right_shift, operand0=log2(chunk.run))
+    nisa.tensor_scalar(dst=index, data=end, op0=nl.subtract, operand0=float(last_index), op1=nl.maximum, operand1=0.0)
+    nisa.tensor_scalar(dst=latest, data=index, op0=nl.multiply, operand0=float(chunk.run))
+    return latest, index
+
+
+def log2(power):
+    """Of a power of two."""
+    exponent = 0
+    while power > 1 << exponent:
+        exponent += 1
+    return exponent
 
 
 def facts_of(chunk, lengths, latest, has_last):
@@ -184,12 +229,11 @@ def whole_segments(shape, chunk, operands):
     0."""
     size = PARTITIONS * chunk.run
     count = shape.slots // size
-    rows = operands.value_cache.size // row_elements(shape, chunk.run)
     fits = shape.slots % size == 0 and shape.table_size % count == 0 and shape.batch * count <= PARTITIONS
-    return count if fits and rows <= 1 << 24 else 0
+    return count if fits and located_dtype(shape, chunk.run, operands.value_cache.shape[0]) == nl.float32 else 0
 
 
-def outer_places(plan, operands, sequence, first_places, index):
+def outer_places(plan, operands, sequence, first_places, index, last_places):
     """Where the runs of this core's outer passes lie: of the first, the last, or both."""
     dense = plan.dense
     first_run = sequence * plan.sequence_runs
@@ -200,7 +244,9 @@ def outer_places(plan, operands, sequence, first_places, index):
     elif operands.shard == 0:
         places.append(tile((dense.partitions, dense.segments), nl.int32))
         fetch_places(dense, plan.runs, first_run, None, places[0])
-    if index != None:  # noqa: E711
+    if last_places != None:  # noqa: E711
+        places.append(last_places)
+    elif index != None:  # noqa: E711
         own = tile((dense.partitions, dense.segments), nl.int32)
         fetch_places(dense, plan.runs, first_run, index[:, sequence : sequence + 1], own)
         places.append(own)
@@ -230,65 +276,6 @@ def position_from(shape, facts, sequence, start, engine=nisa.engine.vector):
     own = facts.lengths.position[:, sequence : sequence + 1]
     nisa.tensor_tensor(dst=position, data1=own, data2=start, op=nl.subtract, engine=engine)
     return position
-
-
-def attend_outer(walk, plan, facts, passes, places, windows, ahead):
-    """The window, and the first and the last of dense passes, which begin the states.
-
-    Args:
-        places: of each pass.
-        windows: as windows_of leaves them.
-        ahead: the first group's keys of each pass, if they are on their way, else ().
-    """
-    dense = plan.dense
-
-    def first_and_last(_):
-        for g in range(len(walk.groups)):
-            keys = ahead if g == 0 else ()
-            if len(keys) == 0:
-                keys = keys_of(walk, dense, g, places)
-            values = values_of(walk, dense, g, places)
-            steps = []
-            for i in range(len(passes)):
-                if plan.tail != None and i == len(passes) - 1:  # noqa: E711
-                    silence_last_run(dense, walk.constants.last_run, keys[i], passes[i])
-                begins = windows[g] if i == 0 else None
-                before = steps[i - 1] if i > 0 else None
-                steps.append(score_pass(walk, dense, True, g, 0, passes[i], keys[i], begins, before))
-            if plan.tail != None:  # noqa: E711
-                last = len(passes) - 1
-                silence_pass(walk.shape, plan.tail, values[last][dense.segments - 1 :], passes[last])
-            take(walk, dense, True, g, passes, keys, values, windows[g], steps)
-
-    def window_alone(_):
-        attend_windows(walk, windows, passes[0])
-
-    nl.fori_loop(0, facts.any[walk.sequence], first_and_last)
-    nl.fori_loop(facts.any[walk.sequence], 1, window_alone)
-
-
-def keys_of(walk, chunk, g, places):
-    """Keys of passes for group g of row tiles; `places` of each."""
-    keys = []
-    for own in places:
-        keys.append(pass_keys(walk.shape, chunk, walk.groups[g][0], walk.operands, anywhere(walk.sequence), own))
-    return keys
-
-
-def values_of(walk, chunk, g, places):
-    """The same for values, the very last segment first: what of it is not live is to be cleared."""
-    rows = walk.groups[g][0]
-    cache = walk.operands.value_cache
-    values = []
-    for _ in places:
-        values.append(new_slots(walk.shape, chunk, rows, cache.dtype))
-    last = chunk.segments - 1
-    fetch_runs(walk.shape, chunk, rows, cache, places[len(places) - 1][:, last:], values[len(places) - 1][last])
-    for i in range(len(places)):
-        for segment in range(chunk.segments if i < len(places) - 1 else last):
-            place = places[i][:, segment : segment + 1]
-            fetch_runs(walk.shape, chunk, rows, cache, place, values[i][segment])
-    return values
 
 
 @dataclass
@@ -344,12 +331,16 @@ def attend_between(walk, plan, facts, coming):
         look_up(plan, sequence, coming, nisa.engine.gpsimd)
         value_places = []
         for g in range(len(walk.groups)):
-            keys = keys_of(walk, dense, g, places)
+            keys = []
+            for fetched in coming_keys(walk, dense, g, places):
+                keys.append(moved_keys(walk.shape, dense, walk.groups[g][0], fetched))
             if g == 0:
                 # The keys of the next passes need not wait until these values are there.
                 for own in places:
                     value_places.append(copied_places(own))
-            take(walk, dense, True, g, passes, keys, values_of(walk, dense, g, value_places), None, ())
+            values = new_values(walk, dense, g, value_places)
+            fetch_values(walk, dense, g, value_places, values)
+            take(walk, dense, True, g, passes, keys, values, None, ())
 
     nl.fori_loop(dense.slots, facts.between[sequence], next_passes, step=some * plan.cores * dense.slots)
 
@@ -425,22 +416,51 @@ def attend_ragged(walk, plan, facts, room, begin, stride):
     nl.fori_loop(0, facts.short[walk.sequence], next_pass, step=chunk.step)
 
 
-def other_states(walk):
-    """The other core's states of all row tiles; () if it has none."""
+def other_states(walk, is_last):
+    """The other core's states of all row tiles; () if it has none. After the last gather GpSimd has time for them."""
     if walk.operands.shards == 1:
         return ()
+    dma_engine = nisa.dma_engine.gpsimd_dma if is_last else nisa.dma_engine.dma
     others = []
     for g in range(len(walk.groups)):
         of_group = []
         for t in range(len(walk.groups[g])):
-            of_group.append(other_state(walk.shape, walk.groups[g][t], walk.states[g][t], walk.operands.shard))
+            rows = walk.groups[g][t]
+            of_group.append(other_state(walk.shape, rows, walk.states[g][t], walk.operands.shard, dma_engine))
         others.append(of_group)
     return others
 
 
-def finish(walk, others, current):
-    """Writes a sequence's output; `others` as other_states leaves them."""
-    for g in range(len(others)):
-        for t in range(len(others[g])):
-            walk.states[g][t] = joined_state(walk.shape, walk.groups[g][t], walk.states[g][t], others[g][t])
-    store_all(walk, current)
+def outputs_of(walk, others, current):
+    """Outputs of all row tiles; `others` as other_states leaves them."""
+    operands = walk.operands
+    outputs = []
+    for g in range(len(walk.groups)):
+        of_group = []
+        for t in range(len(walk.groups[g])):
+            rows, own, state, _ = row_tile(walk, True, g, t)
+            if len(others) > 0:
+                state = joined_state(walk.shape, rows, state, others[g][t])
+                rows, own, state = one_stream(rows, own, state)
+            with_facts = operands.sums != None and operands.shard == 0  # noqa: E711
+            of_group.append(output_of(walk.shape, rows, own, state, operands.outputs.dtype, with_facts, current))
+        outputs.append(of_group)
+    return outputs
+
+
+def write_outputs(walk, outputs, current):
+    """Writes a sequence's output; of two cores that share the slots, each writes half of the rows."""
+    operands = walk.operands
+    for g in range(len(outputs)):
+        for t in range(len(outputs[g])):
+            write_output(
+                walk.shape,
+                walk.groups[g][t],
+                outputs[g][t],
+                operands.outputs,
+                operands.sums,
+                0,
+                current,
+                operands.shard,
+                operands.shards,
+            )

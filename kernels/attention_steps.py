@@ -167,19 +167,48 @@ class Weighing(nl.NKIObject):
     step: object
     state: object
     begins: bool
-    decay: object  # [count, 1], of what the state holds
+    weights: object  # Weights
     batches: object
     engines: object
     ahead: int  # batches that are transposed before the first one's values are weighed
     late: int  # streams from this one on are weighed last
-    sums: object  # [count, 1] of each batch's weights, then of those before
-    staged: object  # transposed weights of each batch
-    ready: object  # these in SBUF
+    staged: object  # transposed weights of each batch in PSUM, None where DMA transposes them
+    ready: int  # batches whose weights are in SBUF
     weighted: object  # [rows, heads * D] in PSUM
+    begun: bool  # whether there is something there
+
+
+@dataclass
+class Weights(nl.NKIObject):
+    """Exponentials of a step."""
+
+    decay: object  # [count, 1], of what the state holds
+    sums: object  # [count, 1] of each batch's, then of those before
+    batches: object  # of each, transposed: [partitions, 1, size, count]
+
+
+def new_weights(shape, rows, batches):
+    """Room for the Weights of a step."""
+    transposed = []
+    for batch in batches:
+        _, partitions, size = batch.scores.shape
+        transposed.append(tile((partitions, 1, size, rows.count), shape.dtype))
+    return Weights(tile((rows.count, 1)), tile((rows.count, len(batches) + 1)), transposed)
 
 
 def begin_values(
-    shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS, late=PARTITIONS
+    shape,
+    chunk,
+    rows,
+    step,
+    values,
+    window_values,
+    state,
+    begins,
+    engines,
+    columns=FEW_COLUMNS,
+    late=PARTITIONS,
+    weights=None,
 ):
     """Takes the values of a step into the state.
 
@@ -190,30 +219,18 @@ def begin_values(
         engines: which take turns at the transposed weights: they empty PSUM, DMA does it all.
         columns: of weights that they take at once.
         late: streams from this one on are weighed last: their values come later.
+        weights: room for them, as new_weights makes it, if they outlive a loop.
     """
-    decay = tile((rows.count, 1))
-    nisa.activation(dst=decay, op=nl.exp, data=step.earlier, scale=-1.0, bias=step.negative_max)
     batches = []
     if step.window != None:  # noqa: E711
         batches.append(Batch(step.window.expand_dim(2), step.scale, [[window_values]]))
     if step.cached != None:  # noqa: E711
         batches.extend(batches_of(shape, chunk, rows, columns, step.cached, step.cache_scale, values))
-    return Weighing(
-        shape,
-        rows,
-        step,
-        state,
-        begins,
-        decay,
-        batches,
-        engines,
-        columns // COLUMNS_A_BATCH_AHEAD,
-        late,
-        tile((rows.count, len(batches) + 1)),
-        [],
-        [],
-        psum((rows.rows, rows.heads * shape.head_dim)),
-    )
+    if weights == None:  # noqa: E711
+        weights = new_weights(shape, rows, batches)
+    weighted = psum((rows.rows, rows.heads * shape.head_dim))
+    ahead = columns // COLUMNS_A_BATCH_AHEAD
+    return Weighing(shape, rows, step, state, begins, weights, batches, engines, ahead, late, [], 0, weighted, False)
 
 
 def weigh_next(weighing):
@@ -226,34 +243,39 @@ def weigh_next(weighing):
     batches = weighing.batches
     engines = weighing.engines
     i = len(staged)
+    if i == 0:
+        step = weighing.step
+        nisa.activation(dst=weighing.weights.decay, op=nl.exp, data=step.earlier, scale=-1.0, bias=step.negative_max)
     if i < len(batches):
         _, partitions, size = batches[i].scores.shape
         weights = tile((rows.count, 1, size, partitions), weighing.shape.dtype)
+        transposed = weighing.weights.batches[i]
         exponentials(
             weights[:, 0, :, :].permute((0, 2, 1)),
             batches[i].scores,
             batches[i].scale,
             weighing.step.negative_max,
-            weighing.sums[:, i : i + 1],
+            weighing.weights.sums[:, i : i + 1],
         )
         if engines[i % len(engines)] == nisa.engine.dma:
-            staged.append(tile((partitions, 1, size, rows.count), weights.dtype))
-            nisa.dma_transpose(dst=staged[i], src=weights)
+            staged.append(None)
+            nisa.dma_transpose(dst=transposed, src=weights)
         else:
             staged.append(psum((partitions, 1, size, psum_width(rows.count)), weights.dtype))
             for j in range(size):
                 nisa.nc_transpose(
                     dst=staged[i][:, 0, j, 0 : rows.count], data=weights[:, 0, j, :], engine=nisa.engine.tensor
                 )
-        if len(staged) <= len(weighing.ready) + weighing.ahead:
+        if len(staged) <= weighing.ready + weighing.ahead:
             return
-    done = len(weighing.ready)
-    transposed = staged[done]
-    engine = engines[done % len(engines)]
-    if engine != nisa.engine.dma:
-        transposed = tile((transposed.shape[0], 1, transposed.shape[2], rows.count), transposed.dtype)
-        nisa.tensor_copy(dst=transposed, src=staged[done][:, :, :, 0 : rows.count], engine=engine)
-    weighing.ready.append(transposed)
+    done = weighing.ready
+    if staged[done] != None:  # noqa: E711
+        nisa.tensor_copy(
+            dst=weighing.weights.batches[done],
+            src=staged[done][:, :, :, 0 : rows.count],
+            engine=engines[done % len(engines)],
+        )
+    weighing.ready += 1
     for stream in range(min(weighing.late, len(batches[done].values))):
         weigh_values(weighing, done, stream)
 
@@ -266,10 +288,11 @@ def weigh_values(weighing, i, stream):
     for j in range(len(batch.values[stream])):
         nisa.nc_matmul(
             dst=weighing.weighted,
-            stationary=weighing.ready[i][:, 0, j, first : first + rows.rows],
+            stationary=weighing.weights.batches[i][:, 0, j, first : first + rows.rows],
             moving=batch.values[stream][j],
-            accumulate=i + stream + j > 0,
+            accumulate=weighing.begun,
         )
+        weighing.begun = True
 
 
 def score_and_weigh(scoring, weighing, values_first=False):
@@ -302,30 +325,36 @@ def ready_weights(weighing):
     """All batches transposed, and their early values weighed."""
     for _ in range(len(weighing.batches) - len(weighing.staged)):
         weigh_next(weighing)
-    for _ in range(len(weighing.batches) - len(weighing.ready)):
+    for _ in range(len(weighing.batches) - weighing.ready):
         weigh_next(weighing)
 
 
-def end_values(weighing):
-    """The last batches, and what the step does to the state."""
+def end_values(weighing, last_first=False):
+    """The last batches, and what the step does to the state.
+
+    `last_first`: whether the last stream's values come before the other late ones.
+    """
     rows = weighing.rows
     state = weighing.state
     step = weighing.step
     count = len(weighing.batches)
     # The total first: it waits for no product.
     nisa.tensor_scalar(
-        dst=weighing.sums[:, count : count + 1],
+        dst=weighing.weights.sums[:, count : count + 1],
         data=state.total,
         op0=nl.multiply,
-        operand0=weighing.decay,
+        operand0=weighing.weights.decay,
         engine=nisa.engine.scalar,
     )
     ready_weights(weighing)
-    for stream in range(weighing.late, rows.streams):
+    for k in range(weighing.late, rows.streams):
+        stream = k
+        if last_first:
+            stream = k - 1 if k > weighing.late else rows.streams - 1
         for i in range(count):
             if stream < len(weighing.batches[i].values):
                 weigh_values(weighing, i, stream)
-    nisa.tensor_reduce(dst=state.total, op=nl.add, data=weighing.sums, axis=1)
+    nisa.tensor_reduce(dst=state.total, op=nl.add, data=weighing.weights.sums, axis=1)
     nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=nisa.engine.scalar)
     if weighing.begins:
         nisa.tensor_copy(dst=state.values, src=weighing.weighted, engine=nisa.engine.vector)
@@ -334,7 +363,7 @@ def end_values(weighing):
         dst=state.values,
         data=state.values,
         op0=nl.multiply,
-        operand0=weighing.decay[0 : rows.rows],
+        operand0=weighing.weights.decay[0 : rows.rows],
         engine=nisa.engine.scalar,
     )
     nisa.tensor_tensor(dst=state.values, data1=state.values, data2=weighing.weighted, op=nl.add)
