@@ -72,7 +72,7 @@ def locate_runs(shape, run, blocks, num_blocks):
     nisa.tensor_scalar(
         dst=existing, data=blocks, op0=nl.maximum, operand0=0.0, op1=nl.minimum, operand1=float(num_blocks - 1)
     )
-    rows = existing.expand_dim(2)
+    rows = existing.reshape((partitions, columns, 1))
     size = (partitions, columns, per_block)
     step = per_block * heads_of_block(shape)
     if step > 1:

@@ -396,10 +396,11 @@ def test_permuting_blocks_and_table_together_changes_no_bit(case, seed):
 
 @pytest.mark.parametrize("lnc", [1, 2])
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16], ids=str)
+@pytest.mark.parametrize("slots", [4200, 6144])  # the latter in whole segments
 @settings(max_examples=4)
 @given(seq_lens=st.lists(st.sampled_from([0, 16, 2047, 2048, 2049, 2064, 4095, 4096, 4160]), min_size=2, max_size=2))
-def test_passes_over_blocks_take_every_live_slot_once_wherever_a_sequence_ends(lnc, dtype, seq_lens):
-    sizes = {"slots": 4200, "rows": 3, "head_dim": 16, "cache_layout": "NHPD", "block_size": 16, "dtype": dtype}
+def test_passes_over_blocks_take_every_live_slot_once_wherever_a_sequence_ends(lnc, slots, dtype, seq_lens):
+    sizes = {"slots": slots, "rows": 3, "head_dim": 16, "cache_layout": "NHPD", "block_size": 16, "dtype": dtype}
     assert_agrees(make_case(5, batch=2, seq_lens=seq_lens, **sizes), lnc)
 
 
@@ -577,18 +578,20 @@ def test_a_block_that_does_not_exist_is_refused(entry):
 
 
 @pytest.mark.parametrize("block", [-1, None, 2**31 - 1, -(2**31)])
-@pytest.mark.parametrize("slots, seq_lens", [(300, [20, 37, 300]), (4200, [4100, 4150, 60])])
-def test_on_the_device_a_sequence_with_a_bad_block_is_an_empty_slot(slots, seq_lens, block, monkeypatch):
-    sizes = {"batch": 3, "slots": slots, "head_dim": 16, "cache_layout": "NHPD"}
+@pytest.mark.parametrize(
+    "slots, seq_lens, bad", [(300, [20, 37, 300], 1), (4200, [4100, 4150, 60], 1), (6144, [6100, 4150, 60], 0)]
+)
+def test_on_the_device_a_sequence_with_a_bad_block_is_an_empty_slot(slots, seq_lens, bad, block, monkeypatch):
+    sizes = {"batch": 3, "slots": slots, "head_dim": 16, "cache_layout": "NHPD", "block_size": 16, "dtype": BFLOAT16}
     case = make_case(8, **sizes, seq_lens=seq_lens, draft_lens=[3, 3, -1])
     monkeypatch.setattr(checks.attention, "verify_attention", lambda *args, **options: None)
-    case.options["block_table"][1, 2] = len(case.key_cache) if block is None else block
+    case.options["block_table"][bad, seq_lens[bad] // 16 - 1] = len(case.key_cache) if block is None else block
     output, lse = case.run()
-    case.options["draft_lens"][1] = -1
+    case.options["draft_lens"][bad] = -1
     expected, expected_lse = case.run()
     np.testing.assert_array_equal(output, expected)
     np.testing.assert_array_equal(lse, expected_lse)
-    assert np.isneginf(lse[1]).all() and np.isfinite(lse[0]).all()
+    assert np.isneginf(lse[bad]).all() and np.isfinite(lse[1 - bad]).all()
 
 
 def test_without_lse_the_output_alone_comes_back():

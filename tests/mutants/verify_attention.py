@@ -60,7 +60,7 @@ MUTANTS = [
     Mutant(
         "earlier passes are not rescaled to the new maximum",
         "kernels/attention_steps.py",
-        "operand0=weighing.decay[0 : rows.rows]",
+        "operand0=weighing.weights.decay[0 : rows.rows]",
         "operand0=1.0",
         _AGREES,
     ),
@@ -116,8 +116,8 @@ MUTANTS = [
     Mutant(
         "weights that DMA is to transpose are lost",
         "kernels/attention_steps.py",
-        "nisa.dma_transpose(dst=staged[i], src=weights)",
-        "nisa.memset(dst=staged[i], value=0.0)",
+        "nisa.dma_transpose(dst=transposed, src=weights)",
+        "nisa.memset(dst=transposed, value=0.0)",
         _AGREES,
     ),
     Mutant(
@@ -182,6 +182,27 @@ MUTANTS = [
         "            fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, after))",
         "            fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, coming))",
         _AGREES,
+    ),
+    Mutant(
+        "a sequence has the maximum of the next one, scored before its values are weighed",
+        "kernels/attention_outer.py",
+        "step.cached = aheads[0].step.cached",
+        "step.cached, step.negative_max = aheads[0].step.cached, aheads[0].step.negative_max",
+        _PAGED,
+    ),
+    Mutant(
+        "the last pass of the first sequence lies where that of the next one does",
+        "kernels/attention_paged.py",
+        "places_from(shape, dense, first_row, num_blocks, index[0:1, 0:1])",
+        "places_from(shape, dense, first_row, num_blocks, index[0:1, shape.batch - 1 :])",
+        _PAGED,
+    ),
+    Mutant(
+        "blocks of the first sequence's last pass are taken to be none before the first",
+        "kernels/attention_blocks.py",
+        "nisa.activation(dst=places, op=nl.relu,",
+        "nisa.activation(dst=places, op=nl.copy,",
+        ("tests/test_verify_attention.py::test_on_the_device_a_sequence_with_a_bad_block_is_an_empty_slot",),
     ),
     Mutant(
         "slots of the pass before count twice",
