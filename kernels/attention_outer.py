@@ -105,10 +105,8 @@ def new_aheads(walks, plan, passes, places, windows):
             step.window = aheads[0].step.window
             first = aheads[0].weighing.weights
             weights = Weights(tile(first.decay.shape), tile(first.sums.shape), first.batches)
-        engines = (nisa.engine.scalar,)
-        if sequence == walk.shape.batch - 1:
-            # Vector masks no next one.
-            engines = (nisa.engine.scalar, nisa.engine.vector)
+        # Vector masks the next pass first.
+        engines = (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector)
         window_values = window[1] if has_values(window) else None
         weighing = begin_values(
             walk.shape,

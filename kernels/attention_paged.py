@@ -129,7 +129,7 @@ def attend_paged(shape, query_heads, operands, lengths, slot_cores):
         begins.append(in_slots_and_runs(ragged, 0))
         windows.append(windows_of(walks[sequence], passes[sequence][0]))
     aheads = ()
-    if slot_cores > 1 and len(groups) == 1 and len(groups[0]) == 1:
+    if slot_cores > 1 and dense.most <= 2 and len(groups) == 1 and len(groups[0]) == 1:
         aheads = new_aheads(walks, plan, passes, places, windows)
         score_ahead(aheads[0], plan, facts, first_keys)
         ready_ahead(aheads[0], facts)
