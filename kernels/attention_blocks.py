@@ -9,6 +9,8 @@ import nki.language as nl
 
 from .attention_plan import PARTITIONS, head_parts, psum, tile
 
+EXACT_IN_FP32 = 1 << 24  # integers up to this
+
 
 def load_table(shape, block_table, parts=0):
     """The block table as [B * n, M / n] int32, each sequence's on n partitions: on `parts`, or, if that is 0, as many
@@ -75,17 +77,22 @@ def locate_runs(shape, run, blocks, num_blocks):
     rows = existing.reshape((partitions, columns, 1))
     size = (partitions, columns, per_block)
     step = per_block * heads_of_block(shape)
-    if step > 1:
-        scale = tile(size, dtype)
-        scaled = tile(size, dtype)
-        nisa.memset(dst=scale, value=step if dtype == nl.int32 else float(step))
-        nisa.tensor_tensor(dst=scaled, data1=rows.broadcast(2, per_block), data2=scale, op=nl.multiply)
-        rows = scaled
-    if per_block > 1:
-        offset = tile(size, dtype)
-        nisa.iota(dst=offset, pattern=[[0, columns], [1, per_block]], offset=0, channel_multiplier=0)
-        nisa.tensor_tensor(dst=rows, data1=rows, data2=offset, op=nl.add)
-    return rows
+    if step == 1:
+        return rows
+    rows = rows.broadcast(2, per_block)
+    offset = tile(size, dtype)
+    located = tile(size, dtype)
+    nisa.iota(dst=offset, pattern=[[0, columns], [1, per_block]], offset=0, channel_multiplier=0)
+    if dtype == nl.float32:
+        nisa.scalar_tensor_tensor(
+            dst=located, data=rows, op0=nl.multiply, operand0=float(step), op1=nl.add, operand1=offset
+        )
+        return located
+    scale = tile(size, dtype)
+    nisa.memset(dst=scale, value=step)
+    nisa.tensor_tensor(dst=located, data1=rows, data2=scale, op=nl.multiply)
+    nisa.tensor_tensor(dst=located, data1=located, data2=offset, op=nl.add)
+    return located
 
 
 def heads_of_block(shape):
@@ -96,7 +103,7 @@ def heads_of_block(shape):
 def located_dtype(shape, run, num_blocks):
     """fp32 where locate_runs is exact in it: GpSimd, whose int32 maths is exact, has gathers to describe."""
     rows = num_blocks * (shape.block_size // run) * heads_of_block(shape)
-    return nl.float32 if rows <= 1 << 24 else nl.int32
+    return nl.float32 if rows <= EXACT_IN_FP32 else nl.int32
 
 
 def list_runs(rows, room):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 import numpy as np
 import pytest
@@ -402,6 +403,15 @@ def test_permuting_blocks_and_table_together_changes_no_bit(case, seed):
 def test_passes_over_blocks_take_every_live_slot_once_wherever_a_sequence_ends(lnc, slots, dtype, seq_lens):
     sizes = {"slots": slots, "rows": 3, "head_dim": 16, "cache_layout": "NHPD", "block_size": 16, "dtype": dtype}
     assert_agrees(make_case(5, batch=2, seq_lens=seq_lens, **sizes), lnc)
+
+
+@pytest.mark.parametrize("lnc", [1, 2])
+def test_runs_of_a_cache_of_more_than_fp32_counts_are_counted_in_int32(lnc, monkeypatch):
+    sizes = {"batch": 2, "rows": 2, "head_dim": 16, "cache_layout": "NHPD", "block_size": 64}
+    make_case(5, **sizes, slots=128).run(lnc=lnc)  # has the kernels loaded
+    for name in [name for name in sys.modules if name.endswith(".attention_blocks")]:
+        monkeypatch.setattr(sys.modules[name], "EXACT_IN_FP32", 0)
+    assert_agrees(make_case(5, **sizes, slots=4352, seq_lens=[4300, 90]), lnc)  # as no other test has
 
 
 @pytest.mark.parametrize("layout", ["NHPD", "NPHD"])

@@ -151,9 +151,16 @@ MUTANTS = [
     Mutant(
         "a paged run is looked for at the start of its block",
         "kernels/attention_blocks.py",
-        "nisa.tensor_tensor(dst=rows, data1=rows, data2=offset, op=nl.add)",
-        "nisa.tensor_copy(dst=rows, src=rows)",
+        "op0=nl.multiply, operand0=float(step), op1=nl.add, operand1=offset",
+        "op0=nl.multiply, operand0=float(step), op1=nl.maximum, operand1=offset",
         _AGREES,
+    ),
+    Mutant(
+        "of very many, a paged run is looked for at the start of its block",
+        "kernels/attention_blocks.py",
+        "nisa.tensor_tensor(dst=located, data1=located, data2=offset, op=nl.add)",
+        "nisa.tensor_tensor(dst=located, data1=located, data2=offset, op=nl.maximum)",
+        ("tests/test_verify_attention.py::test_runs_of_a_cache_of_more_than_fp32_counts_are_counted_in_int32",),
     ),
     Mutant(
         "keys past the end of a last run spread to other streams",
