@@ -11,6 +11,17 @@ import nki.language as nl
 
 from .attention_blocks import list_runs, load_table, locate_runs
 from .attention_lengths import QUADRANT, checked_lengths, on_every_partition
+from .attention_list import (
+    STORED,
+    fetch_entry,
+    first_entries,
+    late_copy,
+    list_passes,
+    listed_passes,
+    new_entry,
+    number_all,
+    take_entry,
+)
 from .attention_loads import EVICTION_ENGINES, moving_keys, transpose_keys, transpose_queries
 from .attention_output import output_of, store_output, write_output
 from .attention_passes import (
@@ -50,17 +61,6 @@ from .attention_softmax import (
     window_mask,
 )
 from .attention_steps import begin_scores, begin_values, end_values, new_step, score_and_weigh
-from .attention_work import (
-    STORED,
-    fetch_entry,
-    first_entries,
-    late_copy,
-    list_passes,
-    listed_passes,
-    new_entry,
-    number_all,
-    take_entry,
-)
 
 
 @dataclass
