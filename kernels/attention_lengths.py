@@ -13,6 +13,7 @@ from .attention_plan import PARTITIONS, tile
 
 EVERYWHERE = float(1 << 24)  # past any slot
 QUADRANT = 32  # partitions that a shuffle reaches
+APART = 16  # a partition of a DMA engine that serves no window
 
 
 @dataclass
@@ -95,8 +96,8 @@ def on_every_partition(lengths):
     everywhere = tile((PARTITIONS, count, batch))
     nisa.memset(dst=first, value=0.0)
     for i in range(count):
-        nisa.dma_copy(dst=first[0:1, i, :], src=lengths[i].reshape((1, batch)))
-    spread(everywhere, first, nisa.engine.vector)
+        nisa.dma_copy(dst=first[APART : APART + 1, i, :], src=lengths[i].reshape((1, batch)))
+    spread(everywhere, first, nisa.engine.vector, APART)
     tiles = []
     for i in range(count):
         tiles.append(everywhere[:, i, :])

@@ -6,7 +6,8 @@ import nki.language as nl
 from .attention_blocks import fetch_runs, fetch_transposed_runs
 from .attention_plan import PARTITIONS, PIECE, PSUM_BANK_BYTES, head_parts, psum, psum_width, tile
 
-# A DMA engine serves 8 partitions: what is small lies partly on upper ones, so that the first are free for keys.
+# A DMA engine serves 8 partitions: what is small lies apart, so that none is late with its share of the keys.
+LOWER = 32
 UPPER = 64
 
 # PSUM is emptied by two engines in turn.
@@ -73,7 +74,8 @@ def repeat(rows, values):
 
 def new_window(shape, rows):
     """Room for the window's keys and values."""
-    keys = tile((UPPER + shape.window, rows.heads, shape.head_dim), shape.dtype)[UPPER : UPPER + shape.window]
+    first = LOWER if shape.window <= UPPER - LOWER else UPPER
+    keys = tile((first + shape.window, rows.heads, shape.head_dim), shape.dtype)[first : first + shape.window]
     return keys, tile((shape.window, rows.heads, shape.head_dim), shape.dtype)
 
 
@@ -182,8 +184,8 @@ def new_keys(shape, chunk, rows, dtype):
     return keys
 
 
-def fetch_keys(shape, chunk, rows, key_cache, current, places, keys):
-    """Fills what new_keys made, or its first heads; `places` as for fetch_slots."""
+def fetch_keys(shape, chunk, rows, key_cache, current, places, keys, begin=PIECE):
+    """Fills what new_keys made, or its first heads; `places` as for fetch_slots, `begin` slots before all others."""
     if chunk.transposed:
         fetch_transposed_runs(shape, chunk, rows, key_cache, places, keys)
         return
@@ -195,8 +197,13 @@ def fetch_keys(shape, chunk, rows, key_cache, current, places, keys):
     parts = head_parts(shape.head_dim)
     for i in range(len(parts)):
         size, heads = keys[i].shape[0:2]
-        for first in range(0, chunk.slots, PIECE):
-            count = min(PIECE, chunk.slots - first)
+        ends = [min(begin, chunk.slots)]
+        for end in range(PIECE, chunk.slots + PIECE, PIECE):
+            if end > begin:
+                ends.append(min(end, chunk.slots))
+        first = 0
+        for end in ends:
+            count = end - first
             nisa.dma_copy(
                 dst=keys[i][:, :, first : first + count],
                 src=key_cache.reshape((shape.batch * shape.heads * head_size, 1)).ap(
@@ -209,6 +216,7 @@ def fetch_keys(shape, chunk, rows, key_cache, current, places, keys):
                     indirect_dim=0,
                 ),
             )
+            first = end
 
 
 def new_moving_keys(shape, chunk, rows):

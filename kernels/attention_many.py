@@ -60,7 +60,7 @@ from .attention_softmax import (
     slot_bounds,
     window_mask,
 )
-from .attention_steps import begin_scores, begin_values, end_values, new_step, score_and_weigh
+from .attention_steps import begin_scores, end_values, new_step, new_weighing, score_and_weigh
 
 
 @dataclass
@@ -297,7 +297,7 @@ def attend_item(walk, work, item):
             values_next = next_place(walk, weighed, current.entry, following, False)
         elif walk.held != None:  # noqa: E711
             values_next = (0, fetched_entry(walk, 0, current.entry, weighed[2], False))
-        score_and_weigh(scoring, weighing, True)
+        score_and_weigh(scoring, weighing)
         if following != None and order[k] == (len(groups) - 1, 0, 0):  # noqa: E711
             take_places(walk.room)
             fetch_all_places(walk.chunk, walk.runs, walk.room, own_passes(walk, after))
@@ -448,7 +448,7 @@ def weighing_of(walk, passes, place, step, window_values):
     values = own_heads(walk.room.values[turn], rows)
     if t == 0:
         silence_values(walk, values, passes, turn)
-    return begin_values(
+    return new_weighing(
         walk.shape, walk.chunk, rows, step, values, window_values, walk.states[g][t], False, EVICTION_ENGINES
     )
 

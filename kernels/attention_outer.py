@@ -11,19 +11,21 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_blocks import fetch_runs
-from .attention_few import attend_windows, has_values, limits_of, row_tile, scores_of, take, weighing_of
+from .attention_few import attend_windows
 from .attention_loads import fetch_keys, new_keys, new_slots
+from .attention_order import finish_line, ready_line
+from .attention_parts import extend_line, has_values, limits_of, line_for, parts_of, row_tile
 from .attention_passes import moved_keys, silence_last_run, silence_pass
 from .attention_plan import PARTITIONS, tile
 from .attention_steps import (
     FEW_COLUMNS,
-    Weights,
     begin_scores,
-    begin_values,
-    end_values,
+    new_room,
     new_step,
+    new_weighing,
     ready_weights,
     score_and_weigh,
+    weigh_ready,
 )
 from .attention_work import anywhere
 
@@ -47,25 +49,15 @@ def attend_outer(walk, plan, facts, passes, places, windows, ahead):
             values = new_values(walk, dense, g, places)
             fetch_values(walk, dense, g, places, values)
             keys = []
-            steps = []
-            weighings = []
             for i in range(len(passes)):
                 keys.append(outer_keys(walk, plan, g, passes[i], coming[i], i == last))
-                begins = windows[g] if i == 0 else None
-                before = steps[i - 1] if i > 0 else None
-                scoring = scores_of(walk, dense, True, g, 0, passes[i], keys[i], begins, before)
-                score_and_weigh(scoring, weighings[i - 1] if i > 0 else None)
-                if i > 0:
-                    ready_weights(weighings[i - 1])
-                steps.append(scoring.step)
-                weighings.append(weighing_of(walk, dense, True, g, i, len(passes), scoring.step, values[i], begins, 0))
+            parts = parts_of(walk, dense, g, passes, keys, values)
+            line = line_for(walk, g)
+            extend_line(line, len(walk.groups[g]) * len(parts), walk, True, g, parts, windows[g], ())
+            if len(walk.groups[g]) == 1:
+                ready_line(line)
             silence_last(walk, plan, passes[last], values[last])
-            if len(walk.groups[g]) > 1:
-                take(walk, dense, True, g, passes, keys, values, windows[g], steps, (), weighings)
-            else:
-                for i in range(len(passes)):
-                    ready_weights(weighings[i])
-                    end_values(weighings[i], plan.tail != None and i == last)  # noqa: E711
+            finish_line(line)
 
     def window_alone(_):
         attend_windows(walk, windows, passes[0])
@@ -98,17 +90,14 @@ def new_aheads(walks, plan, passes, places, windows):
         window = windows[sequence][0]
         values = new_values(walk, plan.dense, 0, places[sequence])
         step = new_step(walk.shape, plan.dense, rows, own, has_values(window), state.negative_max)
-        weights = None
         if sequence > 0:
             # The scores of one are weights before those of the next come, and weighed before its weights.
             step.cached = aheads[0].step.cached
             step.window = aheads[0].step.window
-            first = aheads[0].weighing.weights
-            weights = Weights(tile(first.decay.shape), tile(first.sums.shape), first.batches)
         # Vector masks the next pass first.
         engines = (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector)
         window_values = window[1] if has_values(window) else None
-        weighing = begin_values(
+        weighing = new_weighing(
             walk.shape,
             plan.dense,
             rows,
@@ -119,13 +108,12 @@ def new_aheads(walks, plan, passes, places, windows):
             True,
             engines,
             FEW_COLUMNS,
-            0,
-            weights,
         )
-        small.extend([step.negative_max, weighing.weights.decay, weighing.weights.sums])
+        weighing.room = new_room(weighing) if sequence == 0 else aheads[0].weighing.room
+        small.extend([step.negative_max, weighing.decay, weighing.sums])
         aheads.append(Ahead(walk, passes[sequence][0], places[sequence], windows[sequence], values, step, weighing))
     clear(small)
-    clear(aheads[0].weighing.weights.batches)
+    clear(aheads[0].weighing.room)
     clear([aheads[0].step.cached])
     if aheads[0].step.window != None:  # noqa: E711
         clear([aheads[0].step.window])
@@ -177,7 +165,7 @@ def weigh_ahead(ahead, plan, facts):
     def weigh(_):
         fetch_values(walk, plan.dense, 0, ahead.places, ahead.values)
         silence_last(walk, plan, ahead.current, ahead.values[0])
-        end_values(ahead.weighing)
+        weigh_ready(ahead.weighing)
 
     def window_alone(_):
         attend_windows(walk, ahead.windows, ahead.current)

@@ -20,7 +20,7 @@ from .attention_blocks import (
     skip_dead_runs,
     spread_runs,
 )
-from .attention_few import add_streams, begin_walk, row_tile, take, windows_of
+from .attention_few import add_streams, begin_walk, windows_of
 from .attention_lengths import checked_lengths, on_every_partition
 from .attention_loads import fetch_keys, fetch_slots, new_keys, new_slots
 from .attention_outer import (
@@ -34,6 +34,7 @@ from .attention_outer import (
     weigh_ahead,
 )
 from .attention_output import joined_state, other_state, output_of, write_output
+from .attention_parts import parts_of, row_tile, take
 from .attention_passes import (
     MOST_STREAMS,
     MOST_TOGETHER,
@@ -340,7 +341,7 @@ def attend_between(walk, plan, facts, coming):
                     value_places.append(copied_places(own))
             values = new_values(walk, dense, g, value_places)
             fetch_values(walk, dense, g, value_places, values)
-            take(walk, dense, True, g, passes, keys, values, None, ())
+            take(walk, True, g, parts_of(walk, dense, g, passes, keys, values), None)
 
     nl.fori_loop(dense.slots, facts.between[sequence], next_passes, step=some * plan.cores * dense.slots)
 
@@ -411,7 +412,7 @@ def attend_ragged(walk, plan, facts, room, begin, stride):
             fetch_slots(shape, chunk, rows, walk.operands.value_cache, current, None, places, values)
             moving = moved_keys(shape, chunk, rows, keys)
             silence_pass(shape, walk.constants.slot, values, current)
-            take(walk, chunk, False, g, (current,), (moving,), (values,), None, ())
+            take(walk, False, g, parts_of(walk, chunk, g, (current,), (moving,), (values,)), None)
 
     nl.fori_loop(0, facts.short[walk.sequence], next_pass, step=chunk.step)
 

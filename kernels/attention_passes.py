@@ -19,7 +19,7 @@ from .attention_loads import (
     slots_to_keep,
     transpose_keys,
 )
-from .attention_plan import PARTITIONS, Chunk, head_parts, plan_chunk, plan_runs, tile, two_byte_cache
+from .attention_plan import PARTITIONS, PIECE, Chunk, head_parts, plan_chunk, plan_runs, tile, two_byte_cache
 from .attention_softmax import (
     groups_of,
     idle_engine,
@@ -255,10 +255,10 @@ def has_window(operands):
     return operands.key != None and operands.shard == 0  # noqa: E711
 
 
-def pass_keys(shape, chunk, rows, operands, current, places=None):
-    """Keys of a pass, a list of segments; `places` of its runs if the cache is paged."""
+def pass_keys(shape, chunk, rows, operands, current, places=None, begin=PIECE):
+    """Keys of a pass, a list of segments; `places` of its runs if the cache is paged, `begin` as for fetch_keys."""
     keys = new_keys(shape, chunk, rows, operands.key_cache.dtype)
-    fetch_keys(shape, chunk, rows, operands.key_cache, current, places, keys)
+    fetch_keys(shape, chunk, rows, operands.key_cache, current, places, keys, begin)
     return moved_keys(shape, chunk, rows, keys)
 
 

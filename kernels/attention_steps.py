@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_plan import PARTITIONS, PSUM_BANK, PSUM_BANK_BYTES, psum, psum_width, tile
-from .attention_softmax import MASKED, groups_of, over_streams
+from .attention_plan import PSUM_BANK, PSUM_BANK_BYTES, psum, psum_width, tile
+from .attention_softmax import MASKED, groups_of, idle_engine, over_streams
 
 FEW_COLUMNS = 512  # of transposed weights: half a bank of bf16 is soon emptied, a whole one in fewer instructions
-COLUMNS_A_BATCH_AHEAD = 256  # the larger the batches, the more are transposed before the first is weighed
+BATCHES_AHEAD = 2  # that are transposed before the first one's values are weighed
 
 
 def score(dst, stationary, keys, group):
@@ -85,8 +85,8 @@ def new_step(shape, chunk, rows, constants, with_window, earlier):
     )
 
 
-def begin_scores(shape, chunk, rows, constants, stationary, keys, bounds, window, step):
-    """Scores of a pass, the window, or both, and how they raise the maximum of a row tile.
+def new_scoring(shape, chunk, rows, constants, stationary, keys, bounds, window, step):
+    """Scoring of a pass, the window, or both, which raise the maximum of a row tile.
 
     Args:
         stationary: queries, as load_queries leaves them.
@@ -97,7 +97,12 @@ def begin_scores(shape, chunk, rows, constants, stationary, keys, bounds, window
     """
     spans = [] if keys == None else spans_of(chunk, rows)  # noqa: E711
     maxima = tile((rows.count, len(spans) + (1 if len(window) > 0 else 0)))
-    scoring = Scoring(shape, chunk, rows, constants, stationary, keys, bounds, window, spans, maxima, step, [])
+    return Scoring(shape, chunk, rows, constants, stationary, keys, bounds, window, spans, maxima, step, [])
+
+
+def begin_scores(shape, chunk, rows, constants, stationary, keys, bounds, window, step):
+    """A Scoring whose first products are on their way; arguments as for new_scoring."""
+    scoring = new_scoring(shape, chunk, rows, constants, stationary, keys, bounds, window, step)
     multiply_next(scoring)
     return scoring
 
@@ -167,117 +172,116 @@ class Weighing(nl.NKIObject):
     step: object
     state: object
     begins: bool
-    weights: object  # Weights
+    decay: object  # [count, 1], of what the state holds
     batches: object
     engines: object
-    ahead: int  # batches that are transposed before the first one's values are weighed
-    late: int  # streams from this one on are weighed last
-    staged: object  # transposed weights of each batch in PSUM, None where DMA transposes them
-    ready: int  # batches whose weights are in SBUF
-    weighted: object  # [rows, heads * D] in PSUM
-    begun: bool  # whether there is something there
+    sums: object  # [count, 1] of each batch's weights, then of those before
+    weights: object  # of each batch, [count, 1, slots of a run, partitions]
+    transposed: object  # these, [partitions, 1, slots of a run, count], in PSUM unless DMA did it
+    ready: object  # these in SBUF
+    room: object  # for these, of each batch; () if they are not to outlive a loop
+    weighed: object  # (batch, stream) of what is in `weighted`
+    weighted: object  # [rows, heads * D] in PSUM; None until then
 
 
-@dataclass
-class Weights(nl.NKIObject):
-    """Exponentials of a step."""
-
-    decay: object  # [count, 1], of what the state holds
-    sums: object  # [count, 1] of each batch's, then of those before
-    batches: object  # of each, transposed: [partitions, 1, size, count]
-
-
-def new_weights(shape, rows, batches):
-    """Room for the Weights of a step."""
-    transposed = []
-    for batch in batches:
-        _, partitions, size = batch.scores.shape
-        transposed.append(tile((partitions, 1, size, rows.count), shape.dtype))
-    return Weights(tile((rows.count, 1)), tile((rows.count, len(batches) + 1)), transposed)
-
-
-def begin_values(
-    shape,
-    chunk,
-    rows,
-    step,
-    values,
-    window_values,
-    state,
-    begins,
-    engines,
-    columns=FEW_COLUMNS,
-    late=PARTITIONS,
-    weights=None,
+def new_weighing(
+    shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS, ends=False, room=()
 ):
-    """Takes the values of a step into the state.
+    """Weighing of a step, which takes its values into the state.
 
     Args:
         values: of the pass, if the step has one, as load_slots leaves them.
         window_values: [T, heads, D] if the step has the window, else None.
         begins: whether this is a sequence's first step: `state` then has no values yet.
-        engines: which take turns at the transposed weights: they empty PSUM, DMA does it all.
+        engines: which take turns at the transposed weights: they empty PSUM, DMA does it all; None, any.
         columns: of weights that they take at once.
-        late: streams from this one on are weighed last: their values come later.
-        weights: room for them, as new_weights makes it, if they outlive a loop.
+        ends: whether no other step is there to be taken meanwhile.
+        room: for the weights of each batch, transposed, if they are to outlive a loop: as new_room makes it.
     """
     batches = []
     if step.window != None:  # noqa: E711
         batches.append(Batch(step.window.expand_dim(2), step.scale, [[window_values]]))
     if step.cached != None:  # noqa: E711
-        batches.extend(batches_of(shape, chunk, rows, columns, step.cached, step.cache_scale, values))
-    if weights == None:  # noqa: E711
-        weights = new_weights(shape, rows, batches)
-    weighted = psum((rows.rows, rows.heads * shape.head_dim))
-    ahead = columns // COLUMNS_A_BATCH_AHEAD
-    return Weighing(shape, rows, step, state, begins, weights, batches, engines, ahead, late, [], 0, weighted, False)
+        batches.extend(batches_of(shape, chunk, rows, columns, step.cached, step.cache_scale, values, ends))
+    return Weighing(
+        shape,
+        rows,
+        step,
+        state,
+        begins,
+        tile((rows.count, 1)),
+        batches,
+        engines,
+        tile((rows.count, len(batches) + 1)),
+        [],
+        [],
+        [],
+        room,
+        [],
+        None,
+    )
 
 
-def weigh_next(weighing):
-    """Exponentials of the batch that comes next, transposed, and early values of the one `ahead` batches before.
+def new_room(weighing):
+    """Room for the weights of each batch of a Weighing, transposed: [partitions, 1, slots of a run, count]."""
+    room = []
+    for batch in weighing.batches:
+        _, partitions, size = batch.scores.shape
+        room.append(tile((partitions, 1, size, weighing.rows.count), weighing.shape.dtype))
+    return room
 
-    Slots go to partitions by transposes: a batch is transposed while the exponentials of the next are computed.
-    """
-    rows = weighing.rows
-    staged = weighing.staged
-    batches = weighing.batches
-    engines = weighing.engines
-    i = len(staged)
+
+def exponentiate_next(weighing):
+    """Weights of the batch that comes next."""
+    step = weighing.step
+    i = len(weighing.weights)
     if i == 0:
-        step = weighing.step
-        nisa.activation(dst=weighing.weights.decay, op=nl.exp, data=step.earlier, scale=-1.0, bias=step.negative_max)
-    if i < len(batches):
-        _, partitions, size = batches[i].scores.shape
-        weights = tile((rows.count, 1, size, partitions), weighing.shape.dtype)
-        transposed = weighing.weights.batches[i]
-        exponentials(
-            weights[:, 0, :, :].permute((0, 2, 1)),
-            batches[i].scores,
-            batches[i].scale,
-            weighing.step.negative_max,
-            weighing.weights.sums[:, i : i + 1],
-        )
-        if engines[i % len(engines)] == nisa.engine.dma:
-            staged.append(None)
-            nisa.dma_transpose(dst=transposed, src=weights)
-        else:
-            staged.append(psum((partitions, 1, size, psum_width(rows.count)), weights.dtype))
-            for j in range(size):
-                nisa.nc_transpose(
-                    dst=staged[i][:, 0, j, 0 : rows.count], data=weights[:, 0, j, :], engine=nisa.engine.tensor
-                )
-        if len(staged) <= weighing.ready + weighing.ahead:
-            return
-    done = weighing.ready
-    if staged[done] != None:  # noqa: E711
-        nisa.tensor_copy(
-            dst=weighing.weights.batches[done],
-            src=staged[done][:, :, :, 0 : rows.count],
-            engine=engines[done % len(engines)],
-        )
-    weighing.ready += 1
-    for stream in range(min(weighing.late, len(batches[done].values))):
-        weigh_values(weighing, done, stream)
+        nisa.activation(dst=weighing.decay, op=nl.exp, data=step.earlier, scale=-1.0, bias=step.negative_max)
+    batch = weighing.batches[i]
+    count, partitions, size = batch.scores.shape
+    weights = tile((count, 1, size, partitions), weighing.shape.dtype)
+    exponentials(
+        weights[:, 0, :, :].permute((0, 2, 1)),
+        batch.scores,
+        batch.scale,
+        step.negative_max,
+        weighing.sums[:, i : i + 1],
+    )
+    weighing.weights.append(weights)
+
+
+def engine_of(weighing, i):
+    """Which of its engines takes batch i."""
+    return weighing.engines[i % len(weighing.engines)]
+
+
+def transpose_next(weighing):
+    """Weights of the batch that comes next, transposed: slots go to partitions."""
+    i = len(weighing.transposed)
+    weights = weighing.weights[i]
+    count, _, size, partitions = weights.shape
+    if engine_of(weighing, i) == nisa.engine.dma:
+        transposed = tile((partitions, 1, size, count), weights.dtype)
+        nisa.dma_transpose(dst=transposed, src=weights)
+    else:
+        transposed = psum((partitions, 1, size, psum_width(count)), weights.dtype)
+        for j in range(size):
+            nisa.nc_transpose(dst=transposed[:, 0, j, 0:count], data=weights[:, 0, j, :], engine=nisa.engine.tensor)
+    weighing.transposed.append(transposed)
+
+
+def copy_next(weighing, engine):
+    """Transposed weights of the batch that comes next, in SBUF, by `engine` unless DMA put them there."""
+    i = len(weighing.ready)
+    transposed = weighing.transposed[i]
+    if engine_of(weighing, i) == nisa.engine.dma:
+        weighing.ready.append(transposed)
+        return
+    partitions, _, size, _ = transposed.shape
+    count = weighing.rows.count
+    ready = weighing.room[i] if len(weighing.room) > 0 else tile((partitions, 1, size, count), transposed.dtype)
+    nisa.tensor_copy(dst=ready, src=transposed[:, :, :, 0:count], engine=engine)
+    weighing.ready.append(ready)
 
 
 def weigh_values(weighing, i, stream):
@@ -285,101 +289,106 @@ def weigh_values(weighing, i, stream):
     rows = weighing.rows
     batch = weighing.batches[i]
     first = rows.count // rows.streams * stream
+    if weighing.weighted == None:  # noqa: E711
+        weighing.weighted = psum((rows.rows, rows.heads * weighing.shape.head_dim))
     for j in range(len(batch.values[stream])):
         nisa.nc_matmul(
             dst=weighing.weighted,
-            stationary=weighing.weights.batches[i][:, 0, j, first : first + rows.rows],
+            stationary=weighing.ready[i][:, 0, j, first : first + rows.rows],
             moving=batch.values[stream][j],
-            accumulate=weighing.begun,
+            accumulate=len(weighing.weighed) + j > 0,
         )
-        weighing.begun = True
+    weighing.weighed.append((i, stream))
 
 
-def score_and_weigh(scoring, weighing, values_first=False):
+def ready_weights(weighing):
+    """Weights of all batches, transposed."""
+    count = len(weighing.batches)
+    for i in range(count + BATCHES_AHEAD):
+        if i < count:
+            exponentiate_next(weighing)
+            transpose_next(weighing)
+        if i >= BATCHES_AHEAD:
+            copy_next(weighing, engine_of(weighing, i - BATCHES_AHEAD))
+
+
+def weigh_ready(weighing):
+    """All values, of weights that are known."""
+    for stream in range(weighing.rows.streams):
+        for i in range(len(weighing.batches)):
+            if stream < len(weighing.batches[i].values):
+                weigh_values(weighing, i, stream)
+    end_values(weighing)
+
+
+def weigh_next(weighing):
+    """Weights of the batch that comes next, and values of the one BATCHES_AHEAD before: a batch is transposed while the
+    exponentials of the next are computed."""
+    if len(weighing.weights) < len(weighing.batches):
+        exponentiate_next(weighing)
+        transpose_next(weighing)
+        if len(weighing.transposed) <= len(weighing.ready) + BATCHES_AHEAD:
+            return
+    i = len(weighing.ready)
+    copy_next(weighing, engine_of(weighing, i))
+    for stream in range(len(weighing.batches[i].values)):
+        weigh_values(weighing, i, stream)
+
+
+def score_and_weigh(scoring, weighing):
     """Scores of a step and values of the one before but for its last batches, either of which may be None: engines keep
-    their order, so that some of each come in turn.
-
-    `values_first`: in each turn, so that no engine waits for the other; the scores are known later.
-    """
-    batches = 0 if weighing == None else len(weighing.batches) - len(weighing.staged)  # noqa: E711
+    their order, so that some of each come in turn, first of the values, then no engine waits for the other."""
+    batches = 0 if weighing == None else len(weighing.batches) - len(weighing.weights)  # noqa: E711
     done = 0
     if scoring != None:  # noqa: E711
         spans = len(scoring.spans)
         for i in range(spans):
             multiply_next(scoring)
-            if not values_first:
-                mask_span(scoring, i)
             # Not between spans that need another activation table.
             until = batches * (i + 1) // spans if scoring.shape.softcap == 0.0 else 0
             for _ in range(done, until):
                 weigh_next(weighing)
             done = until
-            if values_first:
-                mask_span(scoring, i)
+            mask_span(scoring, i)
         end_scores(scoring)
     for _ in range(done, batches):
         weigh_next(weighing)
 
 
-def ready_weights(weighing):
-    """All batches transposed, and their early values weighed."""
-    for _ in range(len(weighing.batches) - len(weighing.staged)):
-        weigh_next(weighing)
-    for _ in range(len(weighing.batches) - weighing.ready):
-        weigh_next(weighing)
-
-
-def end_values(weighing, last_first=False):
-    """The last batches, and what the step does to the state.
-
-    `last_first`: whether the last stream's values come before the other late ones.
-    """
+def end_values(weighing):
+    """The last batches, and what the step does to the state."""
     rows = weighing.rows
     state = weighing.state
     step = weighing.step
     count = len(weighing.batches)
+    engine = idle_engine(weighing.shape)
     # The total first: it waits for no product.
-    nisa.tensor_scalar(
-        dst=weighing.weights.sums[:, count : count + 1],
-        data=state.total,
-        op0=nl.multiply,
-        operand0=weighing.weights.decay,
-        engine=nisa.engine.scalar,
+    nisa.tensor_tensor(
+        dst=weighing.sums[:, count : count + 1], data1=state.total, data2=weighing.decay, op=nl.multiply, engine=engine
     )
-    ready_weights(weighing)
-    for k in range(weighing.late, rows.streams):
-        stream = k
-        if last_first:
-            stream = k - 1 if k > weighing.late else rows.streams - 1
-        for i in range(count):
-            if stream < len(weighing.batches[i].values):
-                weigh_values(weighing, i, stream)
-    nisa.tensor_reduce(dst=state.total, op=nl.add, data=weighing.weights.sums, axis=1)
-    nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=nisa.engine.scalar)
+    for _ in range(count - len(weighing.ready)):
+        weigh_next(weighing)
+    nisa.tensor_reduce(dst=state.total, op=nl.add, data=weighing.sums, axis=1)
+    nisa.tensor_copy(dst=state.negative_max, src=step.negative_max, engine=engine)
     if weighing.begins:
         nisa.tensor_copy(dst=state.values, src=weighing.weighted, engine=nisa.engine.vector)
         return
-    nisa.tensor_scalar(
-        dst=state.values,
-        data=state.values,
-        op0=nl.multiply,
-        operand0=weighing.weights.decay[0 : rows.rows],
-        engine=nisa.engine.scalar,
-    )
+    decay = weighing.decay[0 : rows.rows].broadcast(1, state.values.shape[1])
+    nisa.tensor_tensor(dst=state.values, data1=state.values, data2=decay, op=nl.multiply, engine=engine)
     nisa.tensor_tensor(dst=state.values, data1=state.values, data2=weighing.weighted, op=nl.add)
 
 
 def score_step(shape, chunk, rows, constants, stationary, keys, bounds, window, earlier):
     """The Step of a pass, the window, or both, alone; `earlier` [count, 1] is minus the maximum so far, the others as
-    for begin_scores."""
+    for new_scoring."""
     step = new_step(shape, chunk if keys != None else None, rows, constants, len(window) > 0, earlier)  # noqa: E711
     score_and_weigh(begin_scores(shape, chunk, rows, constants, stationary, keys, bounds, window, step), None)
     return step
 
 
 def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS):
-    """Takes a step's values into the state, alone; arguments as for begin_values."""
-    weighing = begin_values(shape, chunk, rows, step, values, window_values, state, begins, engines, columns)
+    """Takes a step's values into the state, alone; arguments as for new_weighing."""
+    weighing = new_weighing(shape, chunk, rows, step, values, window_values, state, begins, engines, columns)
     score_and_weigh(None, weighing)
     end_values(weighing)
 
@@ -475,7 +484,7 @@ class Batch(nl.NKIObject):
     values: object  # of each stream that sees them, of each slot of a run: [partitions, heads, D]
 
 
-def batches_of(shape, chunk, rows, columns, scores, scale, values):
+def batches_of(shape, chunk, rows, columns, scores, scale, values, ends):
     """Batches of a pass: its scores [count, slots of a stream], its values as load_slots leaves them."""
     share = chunk.segments // rows.streams
     size = 4 if shape.dtype == nl.float32 else 2
@@ -485,12 +494,19 @@ def batches_of(shape, chunk, rows, columns, scores, scale, values):
     scores = scores.reshape_dim(1, (share, chunk.partitions, chunk.run))
     batches = []
     for segment in range(share):
+        firsts = []
         for first in range(0, chunk.run, batch):
+            firsts.append(first)
+        if ends and segment == share - 1 and batch % 2 == 0:
+            # The smaller the last batch, the sooner all is done.
+            firsts.append(chunk.run - batch // 2)
+        firsts.append(chunk.run)
+        for k in range(len(firsts) - 1):
             own = []
             for stream in range(rows.streams):
                 slots = []
-                for i in range(first, first + batch):
+                for i in range(firsts[k], firsts[k + 1]):
                     slots.append(values[stream * share + segment][:, :, i, :])
                 own.append(slots)
-            batches.append(Batch(scores[:, segment, :, first : first + batch], scale, own))
+            batches.append(Batch(scores[:, segment, :, firsts[k] : firsts[k + 1]], scale, own))
     return batches

@@ -44,23 +44,26 @@ class DensePasses(nl.NKIObject):
     """How sequences with at least one pass of live slots take them: one pass that ends with the last live slot, and,
     from the first slot on, those that start before it."""
 
-    any: object  # a register each: 1 if there is a pass, else 0
-    latest: object  # where the pass that ends with the last live slot starts: [128, B] fp32
-    index: object  # the same, [1, B] int32
-    end: object  # the same, a register each
+    any: object  # a register each: 1 if there is a pass, else 0; known after dense_passes, as what follows it here
     second: object  # where the second pass from the first slot on starts, a register each; None if at a known slot
     left: object  # slots from the first to that of the last pass, [128, B] fp32
+    latest: object  # where the pass that ends with the last live slot starts: [128, B] fp32
+    index: object  # the same, [1, B] int32
     none: object  # 0 and the slots of a pass, [128, 1] fp32 each
     step: object
 
 
 def latest_passes(shape, chunk, cached):
-    """Where passes that end with the last live slot start, [128, B] fp32, and for the first partition in int32.
+    """DensePasses of all sequences, of which it is known where passes that end with the last live slot start.
 
     From seq_lens as they are given, before any check: wherever that is, it can be loaded.
     """
     latest = tile(cached.shape)
     index = tile((1, cached.shape[1]), nl.int32)
+    none = tile((PARTITIONS, 1))
+    step = tile((PARTITIONS, 1))
+    nisa.memset(dst=none, value=0.0)
+    nisa.memset(dst=step, value=float(chunk.step))
     nisa.tensor_scalar(
         dst=latest,
         data=cached,
@@ -71,32 +74,29 @@ def latest_passes(shape, chunk, cached):
     )
     nisa.tensor_scalar(dst=latest, data=latest, op0=nl.maximum, operand0=0.0)
     nisa.tensor_copy(dst=index, src=latest[0:1], engine=nisa.engine.gpsimd)
-    return latest, index
+    return DensePasses(None, None, None, latest, index, none, step)
 
 
-def dense_passes(shape, chunk, lengths, latest, index):
-    """DensePasses of all sequences, and 1 [128, B] for each that has no pass of live slots, else 0."""
+def dense_passes(shape, chunk, lengths, dense):
+    """What else DensePasses hold, and 1 [128, B] for each sequence that has no pass of live slots, else 0."""
     size = lengths.cached.shape
+    dense.left = tile(size)
+    nisa.tensor_tensor(
+        dst=dense.left, data1=dense.latest, data2=lengths.base, op=nl.subtract, engine=nisa.engine.gpsimd
+    )
     some = tile(size)
     short = tile(size)
     step = float(chunk.step)
     nisa.scalar_tensor_tensor(
         dst=some, data=lengths.cached, op0=nl.subtract, operand0=step, op1=nl.greater_equal, operand1=lengths.base
     )
-    any_pass = counters(some)
+    dense.any = counters(some)
     nisa.tensor_scalar(dst=short, data=some, op0=nl.equal, operand0=0.0)
-    second = None
     if shape.sliding_window > 0:
         after = tile(size)
         nisa.tensor_scalar(dst=after, data=lengths.base, op0=nl.add, operand0=step)
-        second = counters(after)
-    left = tile(size)
-    nisa.tensor_tensor(dst=left, data1=latest, data2=lengths.base, op=nl.subtract, engine=nisa.engine.gpsimd)
-    none = tile((PARTITIONS, 1))
-    all_own = tile((PARTITIONS, 1))
-    nisa.memset(dst=none, value=0.0)
-    nisa.memset(dst=all_own, value=step)
-    return DensePasses(any_pass, latest, index, counters(latest), second, left, none, all_own), short
+        dense.second = counters(after)
+    return short
 
 
 def ragged_ends(lengths, chosen):

@@ -138,14 +138,15 @@ def test_two_cores_agree_with_the_reference(case, lnc):
         },  # two streams, two pieces, two passes that share slots
         {
             "batch": 1,
-            "slots": 4096,
+            "slots": 12_500,
             "group": 8,
             "rows": 16,
             "head_dim": 128,
             "cache_layout": "BHDS",
             "dtype": BFLOAT16,
-            "seq_lens": [3000],
-        },  # one stream
+            "seq_lens": [11_000],
+        },  # one stream, whose passes are of two parts
+        {"batch": 2, "slots": 8200, "group": 8, "rows": 16, "softcap": 5.0, "seq_lens": [8000, 5000]},
         {"batch": 9, "slots": 9000, "rows": 3, "group": 4, "head_dim": 16, "tree": True},
         {"batch": 3, "slots": 9000, "rows": 33, "group": 9, "head_dim": 16, "seq_lens": [8960, 4500, 300]},
         {"batch": 9, "slots": 65, "ring": True, "seq_lens": [0, 1, 64, 65, 66, 100, 129, 130, 131]},
