@@ -13,7 +13,7 @@ import nki.language as nl
 from .attention_blocks import fetch_runs
 from .attention_few import attend_windows
 from .attention_loads import fetch_keys, new_keys, new_slots
-from .attention_order import finish_line, ready_line
+from .attention_order import finish_line, ready_line, score_first
 from .attention_parts import extend_line, has_values, limits_of, line_for, parts_of, row_tile
 from .attention_passes import moved_keys, silence_last_run, silence_pass
 from .attention_plan import PARTITIONS, tile
@@ -49,11 +49,14 @@ def attend_outer(walk, plan, facts, passes, places, windows, ahead):
             values = new_values(walk, dense, g, places)
             fetch_values(walk, dense, g, places, values)
             keys = []
-            for i in range(len(passes)):
-                keys.append(outer_keys(walk, plan, g, passes[i], coming[i], i == last))
+            for own in coming:
+                keys.append(moved_keys(walk.shape, dense, walk.groups[g][0], own))
             parts = parts_of(walk, dense, g, passes, keys, values)
             line = line_for(walk, g)
             extend_line(line, len(walk.groups[g]) * len(parts), walk, True, g, parts, windows[g], ())
+            # What of the last pass is not live is cleared when it is there, which the first pass need not wait for.
+            score_first(line, len(parts) // len(passes) * last)
+            silence_last_keys(walk, plan, passes[last], keys[last])
             if len(walk.groups[g]) == 1:
                 ready_line(line)
             silence_last(walk, plan, passes[last], values[last])
@@ -140,7 +143,8 @@ def score_ahead(ahead, plan, facts, coming):
         keys = coming
         if len(keys) == 0:
             keys = coming_keys(walk, plan.dense, 0, ahead.places)
-        moving = outer_keys(walk, plan, 0, ahead.current, keys[0], True)
+        moving = moved_keys(walk.shape, plan.dense, rows, keys[0])
+        silence_last_keys(walk, plan, ahead.current, moving)
         limits = limits_of(walk, True, 0, 0, ahead.current, has_values(window), nisa.engine.vector)
         seen = (window[0], limits.mask) if has_values(window) else ()
         scoring = begin_scores(walk.shape, plan.dense, rows, own, queries, moving, limits.bounds, seen, ahead.step)
@@ -174,12 +178,10 @@ def weigh_ahead(ahead, plan, facts):
     nl.fori_loop(facts.any[walk.sequence], 1, window_alone)
 
 
-def outer_keys(walk, plan, g, current, keys, is_last):
-    """Keys of an outer pass as the Tensor engine wants them; of the last one, those that no row may see cleared."""
-    moving = moved_keys(walk.shape, plan.dense, walk.groups[g][0], keys)
-    if plan.tail != None and is_last:  # noqa: E711
-        silence_last_run(plan.dense, walk.constants.last_run, moving, current)
-    return moving
+def silence_last_keys(walk, plan, current, keys):
+    """Clears the last pass's keys that no row may see."""
+    if plan.tail != None:  # noqa: E711
+        silence_last_run(plan.dense, walk.constants.last_run, keys, current)
 
 
 def silence_last(walk, plan, current, values):
