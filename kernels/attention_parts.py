@@ -140,16 +140,8 @@ def transposing_engines(shape, chunk, rows, busy, i, passes):
         # DMA transposes 2-byte elements, to steps of 32 bytes; how well beside loads is UNVERIFIED.
         quarter = chunk.slots // chunk.partitions * rows.count // 4
         if i < passes - 1:
-            return (
-                None,
-                None,
-                nisa.engine.dma,
-            ), quarter
-        return (
-            nisa.engine.dma,
-            nisa.engine.dma,
-            None,
-        ), quarter
+            return (None, None, nisa.engine.dma), quarter
+        return (nisa.engine.dma, nisa.engine.dma, None), quarter
     if shape.block_size > 0:
         # Vector has more to do besides.
         return (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector), FEW_COLUMNS
