@@ -83,8 +83,8 @@ class Ahead(nl.NKIObject):
 
 
 def new_aheads(walks, plan, passes, places, windows):
-    """An Ahead for each sequence. Loops that may run no time fill them; it is known that one reads what another wrote,
-    but no one could tell."""
+    """An Ahead for each sequence. What one loop fills and another reads, either of which may run no time, is zeros
+    before."""
     aheads = []
     small = []
     for walk in walks:

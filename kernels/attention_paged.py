@@ -134,7 +134,7 @@ def attend_paged(shape, query_heads, operands, lengths, slot_cores):
         aheads = new_aheads(walks, plan, passes, places, windows)
         score_ahead(aheads[0], plan, facts, first_keys)
         ready_ahead(aheads[0], facts)
-    others = []
+    endings = []
     outputs = []
     for sequence in range(shape.batch):
         walk = walks[sequence]
@@ -143,8 +143,8 @@ def attend_paged(shape, query_heads, operands, lengths, slot_cores):
         is_last = sequence == shape.batch - 1
         if len(aheads) > 0 and not is_last:
             score_ahead(aheads[sequence + 1], plan, facts, ())
-        if slot_cores > 1 and sequence > 0 and not is_last:
-            outputs.append(outputs_of(walks[sequence - 1], others[sequence - 1], passes[sequence - 1][0]))
+        while slot_cores > 1 and len(outputs) < len(endings) and not is_last:
+            outputs.append(outputs_of(endings[len(outputs)]))
         between = begin_between(plan, operands, facts, sequence)
         if len(aheads) > 0:
             weigh_ahead(aheads[sequence], plan, facts)
@@ -157,14 +157,23 @@ def attend_paged(shape, query_heads, operands, lengths, slot_cores):
             attend_between(walk, plan, facts, between)
         attend_ragged(walk, plan, facts, room, begins[sequence], stride)
         add_streams(walk)
-        others.append(other_states(walk, is_last))
         if slot_cores == 1:
-            outputs.append(outputs_of(walk, others[sequence], passes[sequence][0]))
-    for sequence in range(len(outputs), shape.batch):
-        outputs.append(outputs_of(walks[sequence], others[sequence], passes[sequence][0]))
+            endings.append(Ending(walk, passes[sequence][0], (), 0, 1))
+            outputs.append(outputs_of(endings[sequence]))
+        elif sequence % 2 == 1:
+            # Of two sequences each core ends one, and sends its states of the other.
+            own = sequence - 1 + operands.shard
+            sent = walks[sequence - operands.shard]
+            endings.append(Ending(walks[own], passes[own][0], other_states(walks[own], sent, is_last), 0, 1))
+        elif is_last:
+            endings.append(
+                Ending(walk, passes[sequence][0], other_states(walk, walk, True), operands.shard, slot_cores)
+            )
+    for i in range(len(outputs), len(endings)):
+        outputs.append(outputs_of(endings[i]))
     # A store among loads would hold up those that come after.
-    for sequence in range(shape.batch):
-        write_outputs(walks[sequence], outputs[sequence], passes[sequence][0])
+    for i in range(len(outputs)):
+        write_outputs(endings[i], outputs[i])
 
 
 def ragged_room(shape, chunk, rows, operands):
@@ -417,40 +426,52 @@ def attend_ragged(walk, plan, facts, room, begin, stride):
     nl.fori_loop(0, facts.short[walk.sequence], next_pass, step=chunk.step)
 
 
-def other_states(walk, is_last):
-    """The other core's states of all row tiles; () if it has none. After the last gather GpSimd has time for them."""
-    if walk.operands.shards == 1:
-        return ()
+@dataclass
+class Ending(nl.NKIObject):
+    """A sequence whose output is this core's."""
+
+    walk: object
+    current: object  # its Pass
+    others: object  # the other core's states of all its row tiles; () if that saw nothing of it
+    part: int  # of its rows, of `parts` equal ones
+    parts: int
+
+
+def other_states(walk, sent, is_last):
+    """The other core's states of all row tiles of a sequence, for those of another, or of the same, that are `sent`.
+    After the last gather GpSimd has time for them."""
     dma_engine = nisa.dma_engine.gpsimd_dma if is_last else nisa.dma_engine.dma
     others = []
     for g in range(len(walk.groups)):
         of_group = []
         for t in range(len(walk.groups[g])):
             rows = walk.groups[g][t]
-            of_group.append(other_state(walk.shape, rows, walk.states[g][t], walk.operands.shard, dma_engine))
+            of_group.append(other_state(walk.shape, rows, sent.states[g][t], walk.operands.shard, dma_engine))
         others.append(of_group)
     return others
 
 
-def outputs_of(walk, others, current):
-    """Outputs of all row tiles; `others` as other_states leaves them."""
+def outputs_of(ending):
+    """Outputs of all row tiles."""
+    walk = ending.walk
     operands = walk.operands
     outputs = []
     for g in range(len(walk.groups)):
         of_group = []
         for t in range(len(walk.groups[g])):
             rows, own, state, _ = row_tile(walk, True, g, t)
-            if len(others) > 0:
-                state = joined_state(walk.shape, rows, state, others[g][t])
+            if len(ending.others) > 0:
+                state = joined_state(walk.shape, rows, state, ending.others[g][t])
                 rows, own, state = one_stream(rows, own, state)
-            with_facts = operands.sums != None and operands.shard == 0  # noqa: E711
-            of_group.append(output_of(walk.shape, rows, own, state, operands.outputs.dtype, with_facts, current))
+            with_facts = operands.sums != None and ending.part == 0  # noqa: E711
+            of_group.append(output_of(walk.shape, rows, own, state, operands.outputs.dtype, with_facts, ending.current))
         outputs.append(of_group)
     return outputs
 
 
-def write_outputs(walk, outputs, current):
-    """Writes a sequence's output; of two cores that share the slots, each writes half of the rows."""
+def write_outputs(ending, outputs):
+    """Writes these; a core that ends a sequence with the other one writes its part of the rows."""
+    walk = ending.walk
     operands = walk.operands
     for g in range(len(outputs)):
         for t in range(len(outputs[g])):
@@ -461,7 +482,7 @@ def write_outputs(walk, outputs, current):
                 operands.outputs,
                 operands.sums,
                 0,
-                current,
-                operands.shard,
-                operands.shards,
+                ending.current,
+                ending.part,
+                ending.parts,
             )

@@ -233,6 +233,13 @@ MUTANTS = [
         ("tests/test_verify_attention.py::test_on_the_device_a_sequence_with_a_bad_block_is_an_empty_slot",),
     ),
     Mutant(
+        "a core sends its states of the sequence that it ends itself",
+        "kernels/attention_paged.py",
+        "sent = walks[sequence - operands.shard]",
+        "sent = walks[own]",
+        _PAGED,
+    ),
+    Mutant(
         "slots of the pass before count twice",
         "kernels/attention_paged.py",
         "dst=bounds[:, 0:1], data1=begin[:, 0:1], data2=slot",
