@@ -113,13 +113,16 @@ def score_first(line, count):
         run_soonest(line, steps, (MULTIPLY, MASK))
 
 
-def ready_line(line):
-    """All but the values of all steps."""
+def ready_line(line, count):
+    """Scores of all steps, weights of the first `count`."""
+    ready = line.steps[0:count]
     tasks = 0
     for step in line.steps:
-        tasks += scores_left(step) + weights_left(step)
+        tasks += scores_left(step)
+    for step in ready:
+        tasks += weights_left(step)
     for _ in range(tasks):
-        run_soonest(line, line.steps, (MULTIPLY, MASK, EXPONENTIATE, TRANSPOSE, COPY))
+        run_soonest(line, line.steps, (MULTIPLY, MASK), ready, (EXPONENTIATE, TRANSPOSE, COPY))
 
 
 def finish_line(line):
@@ -153,13 +156,15 @@ def count_places(weighing):
     return count
 
 
-def run_soonest(line, steps, kinds):
-    """Does what can start first."""
+def run_soonest(line, steps, kinds, more_steps=(), more_kinds=()):
+    """Does what can start first, of some kinds of some steps, and of more kinds of others."""
     best = None
-    for kind in kinds:
-        task = next_task(line, steps, kind)
-        if task != None and (best == None or task.start < best.start):  # noqa: E711
-            best = task
+    for pair in ((steps, kinds), (more_steps, more_kinds)):
+        own_steps, own_kinds = pair
+        for kind in own_kinds:
+            task = next_task(line, own_steps, kind)
+            if task != None and (best == None or task.start < best.start):  # noqa: E711
+                best = task
     if best.kind == MULTIPLY:
         run_products(line.clock, best)
     elif best.kind == MASK:

@@ -57,10 +57,16 @@ def attend_outer(walk, plan, facts, passes, places, windows, ahead):
             # What of the last pass is not live is cleared when it is there, which the first pass need not wait for.
             score_first(line, len(parts) // len(passes) * last)
             silence_last_keys(walk, plan, passes[last], keys[last])
-            if len(walk.groups[g]) == 1:
-                ready_line(line)
+            alone = len(walk.groups[g]) == 1
+            if alone:
+                ready_line(line, len(parts) - 1)
             silence_last(walk, plan, passes[last], values[last])
-            finish_line(line)
+            for i in range(len(parts) if alone else 0):
+                # Of the last pass, the last stream's values are there first.
+                ready_line(line, i + 1)
+                weigh_ready(line.steps[i].weighing, i == len(parts) - 1)
+            if not alone:
+                finish_line(line)
 
     def window_alone(_):
         attend_windows(walk, windows, passes[0])
@@ -169,7 +175,8 @@ def weigh_ahead(ahead, plan, facts):
     def weigh(_):
         fetch_values(walk, plan.dense, 0, ahead.places, ahead.values)
         silence_last(walk, plan, ahead.current, ahead.values[0])
-        weigh_ready(ahead.weighing)
+        # The last segment's values come first, but may wait to be cleared.
+        weigh_ready(ahead.weighing, plan.tail == None)  # noqa: E711
 
     def window_alone(_):
         attend_windows(walk, ahead.windows, ahead.current)

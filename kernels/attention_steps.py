@@ -312,9 +312,11 @@ def ready_weights(weighing):
             copy_next(weighing, engine_of(weighing, i - BATCHES_AHEAD))
 
 
-def weigh_ready(weighing):
-    """All values, of weights that are known."""
-    for stream in range(weighing.rows.streams):
+def weigh_ready(weighing, last_first=False):
+    """All values, of weights that are known; `last_first`: those of the last stream come before the others'."""
+    streams = weighing.rows.streams
+    for k in range(streams):
+        stream = (k + streams - 1) % streams if last_first else k
         for i in range(len(weighing.batches)):
             if stream < len(weighing.batches[i].values):
                 weigh_values(weighing, i, stream)
