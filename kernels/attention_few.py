@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
+from .attention_exchange import add_streams, exchanges_of, finish, join_next, other_states
 from .attention_lengths import checked_lengths, on_every_partition
 from .attention_loads import fetch_slots, load_queries, new_slots
-from .attention_order import PIECE_FETCH, finish_line, score_first
-from .attention_output import join_cores, store_output
-from .attention_parts import Walk, extend_line, limits_of, line_for, parts_of, row_tile, take
+from .attention_order import PIECE_FETCH, finish_line, finish_steps, score_first
+from .attention_parts import Walk, extend_line, limits_of, line_for, parts_of, take
 from .attention_passes import (
     attend_window,
     constants_of,
@@ -25,10 +25,11 @@ from .attention_passes import (
     pass_keys,
     plan_dense,
     plan_ragged,
+    share_line,
     silence_pass,
 )
 from .attention_plan import PARTITIONS, PIECE, tile
-from .attention_softmax import idle_engine, new_state, over_streams
+from .attention_softmax import idle_engine, new_state
 from .attention_work import (
     Pass,
     anywhere,
@@ -66,7 +67,7 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
             first = first_pass(every, walk.sequence)
             attend_once(walk, ragged, first)
             add_streams(walk)
-            finish(walk, first)
+            finish(walk, exchanges_of(walk, other_states(walk)), first)
         return
 
     whole = None
@@ -79,8 +80,10 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
         for lap in laps:
             begins.append(counters(lap.base))
     is_ragged = None
+    together = False
     if dense != None:  # noqa: E711
-        is_ragged = dense_passes(shape, dense, laps[0], whole)
+        together = share_line(shape, groups, dense)
+        is_ragged = dense_passes(shape, dense, laps[0], whole, together)
     firsts = []
     for sequence in range(shape.batch):
         firsts.append(first_pass(laps[0], sequence))
@@ -93,6 +96,13 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
     ends = []
     for lap in laps:
         ends.append(ragged_ends(lap, is_ragged))
+    keys_ahead = ()
+    if together:
+        for sequence in range(1, shape.batch):
+            openings.append(open_sequence(walks[sequence], laps[0], whole, None, firsts[sequence]))
+        keys_ahead = attend_together(walks, dense, whole, openings)
+    exchanges = []
+    finished = 0
     for sequence in range(shape.batch):
         walk = walks[sequence]
         # Engines keep their order: what a sequence needs first comes before the passes of the one before, its output
@@ -103,14 +113,18 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
             openings.append(open_sequence(walks[coming], laps[0], whole, begin, firsts[coming]))
         begin = None if begins == None else begins[0][sequence]  # noqa: E711
         end = None if dense_ends == None else dense_ends[sequence]  # noqa: E711
-        attend_begin(walk, dense, whole, begin, end, openings[sequence], firsts[sequence])
+        attend_begin(walk, dense, whole, begin, end, openings[sequence], firsts[sequence], keys_ahead)
+        keys_ahead = ()
         for lap in range(len(laps)):
             begin = 0 if begins == None else begins[lap][sequence]  # noqa: E711
             attend_ragged(walk, ragged, laps[lap], begin, ends[lap][sequence])
-        if sequence > 0:
-            finish(walks[sequence - 1], firsts[sequence - 1])
+        if sequence > 0 and not together:
+            finished = join_next(walks, firsts, exchanges, finished)
         add_streams(walk)
-    finish(walks[shape.batch - 1], firsts[shape.batch - 1])
+    while len(exchanges) < shape.batch:
+        finished = join_next(walks, firsts, exchanges, finished)
+    if finished < shape.batch:
+        finish(walk, exchanges[finished], firsts[finished])
 
 
 def attend_once(walk, chunk, current):
@@ -179,7 +193,7 @@ def open_sequence(walk, every, dense, begin, current):
     return Opening(windows_of(walk, current), outer, limits)
 
 
-def attend_begin(walk, chunk, dense, begin, end, opening, current):
+def attend_begin(walk, chunk, dense, begin, end, opening, current, keys_ahead):
     """The window, and the passes over live slots only.
 
     Args:
@@ -187,6 +201,7 @@ def attend_begin(walk, chunk, dense, begin, end, opening, current):
         dense: DensePasses of all sequences, or None.
         begin: the first slot, a register, or None for 0.
         end: where the last of these passes starts, a register.
+        keys_ahead: of the first group's outer passes, if they are under way, else ().
     """
 
     def window_alone(_):
@@ -195,7 +210,7 @@ def attend_begin(walk, chunk, dense, begin, end, opening, current):
     if dense == None:  # noqa: E711
         attend_windows(walk, opening.windows, current)
         return
-    attend_dense(walk, chunk, dense, begin, end, opening)
+    attend_dense(walk, chunk, dense, begin, end, opening, keys_ahead)
     nl.fori_loop(dense.any[walk.sequence], 1, window_alone)
 
 
@@ -228,17 +243,52 @@ def outer_passes(shape, every, dense, begin, sequence):
     )
 
 
-def attend_dense(walk, chunk, dense, begin, end, opening):
+def attend_together(walks, chunk, dense, openings):
+    """The outer passes of all sequences in one line, if all have them: one's values come with another's scores.
+
+    Returns the keys of the first ones, which are under way before that is known.
+    """
+    keys_ahead = outer_keys(walks[0], chunk, 0, openings[0].outer)
+
+    def all_outer(_):
+        line = line_for(walks[0], 0, PIECE_FETCH)
+        for walk in walks:
+            opening = openings[walk.sequence]
+            outer = opening.outer
+            for g in range(len(walk.groups)):
+                keys = keys_ahead
+                if walk.sequence + g > 0:
+                    keys = outer_keys(walk, chunk, g, outer)
+                values = (values_of(walk, chunk, g, outer[0]), values_of(walk, chunk, g, outer[1]))
+                parts = parts_of(walk, chunk, g, outer, keys, values)
+                before = len(line.steps)
+                steps = len(walk.groups[g]) * len(parts)
+                extend_line(line, steps, walk, True, g, parts, opening.windows[g], opening.limits[g], before)
+                # So that there is room for the next group's.
+                if before > 0:
+                    finish_steps(line, before)
+        finish_line(line)
+
+    nl.fori_loop(0, dense.together, all_outer)
+    return keys_ahead
+
+
+def outer_keys(walk, chunk, g, outer, begin=PIECE):
+    """Keys of the outer passes for group g of row tiles, `begin` slots of the first one's first."""
+    return keys_of(walk, chunk, g, outer[0], begin), keys_of(walk, chunk, g, outer[1])
+
+
+def attend_dense(walk, chunk, dense, begin, end, opening, keys_ahead):
     """Passes over live slots only: the outer ones together, which begin the states, then those between."""
     outer = opening.outer
     windows = opening.windows
     # The engines are busy from the start, before it is known whether these passes are needed.
-    ahead = ()
+    ahead = keys_ahead
     line = None
-    if walk.sequence == 0 and begin == None:  # noqa: E711
+    if walk.sequence == 0 and len(keys_ahead) == 0 and begin == None:  # noqa: E711
         # Vector, which masks full row tiles all the time, is not to wait for a whole piece.
         soon = PIECE // 2 if chunk.streams == 1 else PIECE
-        ahead = (keys_of(walk, chunk, 0, outer[0], soon), keys_of(walk, chunk, 0, outer[1]))
+        ahead = outer_keys(walk, chunk, 0, outer, soon)
         # Keys that are to be transposed are all there before the first is scored.
         line = line_for(walk, 0, PIECE_FETCH if walk.shape.cache_layout == "BHDS" else 0.0)
         extend_line(line, 1, walk, True, 0, parts_of(walk, chunk, 0, outer, ahead, ()), windows[0], opening.limits[0])
@@ -248,7 +298,7 @@ def attend_dense(walk, chunk, dense, begin, end, opening):
         for g in range(len(walk.groups)):
             keys = ahead if g == 0 else ()
             if len(keys) == 0:
-                keys = (keys_of(walk, chunk, g, outer[0]), keys_of(walk, chunk, g, outer[1]))
+                keys = outer_keys(walk, chunk, g, outer)
             values = (values_of(walk, chunk, g, outer[0]), values_of(walk, chunk, g, outer[1]))
             parts = parts_of(walk, chunk, g, outer, keys, values)
             own = line if g == 0 and line != None else line_for(walk, g)  # noqa: E711
@@ -267,7 +317,7 @@ def attend_dense(walk, chunk, dense, begin, end, opening):
             values = values_of(walk, chunk, g, current)
             take(walk, True, g, parts_of(walk, chunk, g, (current,), (keys,), (values,)), None)
 
-    nl.fori_loop(0, dense.any[walk.sequence], first_and_last)
+    nl.fori_loop(0, dense.apart[walk.sequence], first_and_last)
     second = chunk.step
     if begin != None:  # noqa: E711
         second = dense.second[walk.sequence]
@@ -304,31 +354,3 @@ def values_of(walk, chunk, g, current):
     values = new_slots(walk.shape, chunk, walk.groups[g][0], cache.dtype)
     fetch_slots(walk.shape, chunk, walk.groups[g][0], cache, current, current.value_index, None, values)
     return values
-
-
-def add_streams(walk):
-    """Where two cores share the slots, the totals of all streams put together, in each."""
-    for g in range(len(walk.groups)):
-        for t in range(len(walk.groups[g]) if walk.operands.shards > 1 else 0):
-            total = walk.states[g][t].total
-            over_streams(walk.groups[g][t], total, total, nl.add, idle_engine(walk.shape))
-
-
-def finish(walk, current):
-    """Writes the output of all row tiles, together with what the other core saw of their slots."""
-    for g in range(len(walk.groups)):
-        for t in range(len(walk.groups[g]) if walk.operands.shards > 1 else 0):
-            walk.states[g][t] = join_cores(walk.shape, walk.groups[g][t], walk.states[g][t], walk.operands.shard)
-    store_all(walk, current)
-
-
-def store_all(walk, current):
-    """Writes the output of all row tiles; of two cores that share the slots, each writes half of the rows."""
-    operands = walk.operands
-    outputs = operands.outputs
-    for g in range(len(walk.groups)):
-        for t in range(len(walk.groups[g])):
-            rows, own, state, _ = row_tile(walk, operands.shards == 1, g, t)
-            store_output(
-                walk.shape, rows, own, state, outputs, operands.sums, 0, current, operands.shard, operands.shards
-            )

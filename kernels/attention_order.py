@@ -127,11 +127,12 @@ def ready_line(line, count):
 
 def finish_line(line):
     """What is left of all steps."""
-    tasks = 0
-    for step in line.steps:
-        tasks += scores_left(step) + weights_left(step)
-        tasks += count_places(step.weighing) - len(step.weighing.weighed) + (0 if step.ended else 1)
-    for _ in range(tasks):
+    finish_steps(line, len(line.steps))
+
+
+def finish_steps(line, count):
+    """What is left of the first `count` steps, and what of others could start before that. They end in order."""
+    while not line.steps[count - 1].ended:
         run_soonest(line, line.steps, KINDS)
 
 

@@ -12,13 +12,8 @@ SENDRECV_COLUMNS = 256  # fp32 that GpSimd's own DMA moves at most
 LSE_COLUMNS = 4096  # log-sum-exps of a partition at a time
 
 
-def join_cores(shape, rows, state, core):
-    """The state of a row tile together with the other core's, which saw other slots, in the first stream."""
-    return joined_state(shape, rows, state, other_state(shape, rows, state, core, nisa.dma_engine.gpsimd_dma))
-
-
 def other_state(shape, rows, state, core, dma_engine):
-    """The other core's state of a row tile, its total in the first stream."""
+    """The other core's state of a row tile, which saw other slots."""
     theirs = new_state(shape, rows)
     width = state.all.shape[1]
     for first in range(0, width, SENDRECV_COLUMNS):
@@ -36,30 +31,38 @@ def other_state(shape, rows, state, core, dma_engine):
 
 def joined_state(shape, rows, state, theirs):
     """Two states of a row tile put together."""
-    engine = idle_engine(shape)
+    joined = level_states(shape, rows, state, theirs)
+    add_states(shape, joined, state, theirs)
+    return joined
+
+
+def level_states(shape, rows, state, theirs):
+    """Weighs two states of a row tile against the larger of their maxima; returns room for what they add up to, with
+    that maximum."""
     joined = new_state(shape, rows)
-    width = state.all.shape[1] - 2
-    largest = joined.all[:, width + 1 : width + 2]
+    width = state.all.shape[1] - 1
+    largest = joined.all[:, width:]
     nisa.tensor_tensor(
-        dst=largest,
-        data1=state.all[:, width + 1 : width + 2],
-        data2=theirs.all[:, width + 1 : width + 2],
-        op=nl.minimum,
-        engine=engine,
+        dst=largest, data1=state.all[:, width:], data2=theirs.all[:, width:], op=nl.minimum, engine=idle_engine(shape)
     )
     for part in (state, theirs):
         factor = tile(largest.shape)
-        nisa.activation(dst=factor, op=nl.exp, data=part.all[:, width + 1 : width + 2], scale=-1.0, bias=largest)
-        weighted = part.all[:, 0 : width + 1]
+        nisa.activation(dst=factor, op=nl.exp, data=part.all[:, width:], scale=-1.0, bias=largest)
+        weighted = part.all[:, 0:width]
         nisa.tensor_scalar(dst=weighted, data=weighted, op0=nl.multiply, operand0=factor, engine=nisa.engine.scalar)
-    nisa.tensor_tensor(
-        dst=joined.all[:, 0 : width + 1],
-        data1=state.all[:, 0 : width + 1],
-        data2=theirs.all[:, 0 : width + 1],
-        op=nl.add,
-        engine=engine,
-    )
     return joined
+
+
+def add_states(shape, joined, state, theirs):
+    """Adds up what level_states has weighed."""
+    width = state.all.shape[1] - 1
+    nisa.tensor_tensor(
+        dst=joined.all[:, 0:width],
+        data1=state.all[:, 0:width],
+        data2=theirs.all[:, 0:width],
+        op=nl.add,
+        engine=idle_engine(shape),
+    )
 
 
 @dataclass

@@ -20,7 +20,8 @@ from .attention_blocks import (
     skip_dead_runs,
     spread_runs,
 )
-from .attention_few import add_streams, begin_walk, windows_of
+from .attention_exchange import add_streams
+from .attention_few import begin_walk, windows_of
 from .attention_lengths import checked_lengths, on_every_partition
 from .attention_loads import fetch_keys, fetch_slots, new_keys, new_slots
 from .attention_outer import (

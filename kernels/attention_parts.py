@@ -161,28 +161,30 @@ def take(walk, dense, g, parts, window):
     finish_line(line)
 
 
-def extend_line(line, count, walk, dense, g, parts, window, limits):
+def extend_line(line, count, walk, dense, g, parts, window, limits, base=0):
     """The first `count` steps of parts of passes of a group, of each of its row tiles in turn, with their values if
     the parts have any.
 
     Args:
         window: of passes that begin the states, () where it is not this core's; else None.
         limits: of the first row tiles in each pass, as far as they are known.
+        base: steps of the line that come before.
     """
     passes = parts[-1].turn + 1
     every = 0
     for part in parts:
         every += part.chunk.slots
     steps = line.steps
+    fetched = 0 if base == 0 else steps[base - 1].first + steps[base - 1].slots + steps[base - 1].every
     for k in range(count):
         t = k // len(parts)
         i = k % len(parts)
-        if k == len(steps):
+        if base + k == len(steps):
             known = t * passes + parts[i].turn
             own = limits[known] if known < len(limits) else None
-            before = None if i == 0 else steps[k - 1].scoring.step
-            first = 0 if i == 0 else steps[k - 1].first + steps[k - 1].slots
+            before = None if i == 0 else steps[base + k - 1].scoring.step
+            first = fetched if i == 0 else steps[base + k - 1].first + steps[base + k - 1].slots
             scoring = scores_of(walk, dense, g, t, parts[i], window if i == 0 else None, before, own)
             join_line(line, scoring, first, parts[i].chunk.slots, every)
         if parts[i].values != None:  # noqa: E711
-            steps[k].weighing = weighing_of(walk, dense, g, k, parts, steps[k].scoring.step, window)
+            steps[base + k].weighing = weighing_of(walk, dense, g, k, parts, steps[base + k].scoring.step, window)

@@ -19,7 +19,17 @@ from .attention_loads import (
     slots_to_keep,
     transpose_keys,
 )
-from .attention_plan import PARTITIONS, PIECE, Chunk, head_parts, plan_chunk, plan_runs, tile, two_byte_cache
+from .attention_plan import (
+    PARTITIONS,
+    PIECE,
+    Chunk,
+    count_row_tiles,
+    head_parts,
+    plan_chunk,
+    plan_runs,
+    tile,
+    two_byte_cache,
+)
 from .attention_softmax import (
     groups_of,
     idle_engine,
@@ -80,6 +90,14 @@ def plan_dense(shape, rows, shard, slot_cores):
         return None
     longest = min(longest_pass(shape, rows, 2), share // 2)
     return plan_chunk(shape.slots, longest, rows.streams, shard, slot_cores)
+
+
+def share_line(shape, groups, dense):
+    """Whether sequences that all have passes like `dense` take the outer ones in one line. What lies idle between
+    sequences is long beside short passes of a full row tile; there has to be room for two sequences."""
+    rows = groups[0][0]
+    full = count_row_tiles(groups) == 1 and rows.streams == 1 and shape.batch > 1 and shape.sliding_window == 0
+    return full and dense.slots < LONGEST and dense.slots <= longest_pass(shape, rows, 2 * MOST_TOGETHER)
 
 
 def plan_ragged(shape, rows, shard, slot_cores):

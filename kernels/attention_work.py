@@ -45,6 +45,8 @@ class DensePasses(nl.NKIObject):
     from the first slot on, those that start before it."""
 
     any: object  # a register each: 1 if there is a pass, else 0; known after dense_passes, as what follows it here
+    together: object  # a register: 1 if all have one; None if nothing asks for it
+    apart: object  # a register each: 1 if there is a pass, but not all have one; `any` if nothing asks for it
     second: object  # where the second pass from the first slot on starts, a register each; None if at a known slot
     left: object  # slots from the first to that of the last pass, [128, B] fp32
     latest: object  # where the pass that ends with the last live slot starts: [128, B] fp32
@@ -74,11 +76,12 @@ def latest_passes(shape, chunk, cached):
     )
     nisa.tensor_scalar(dst=latest, data=latest, op0=nl.maximum, operand0=0.0)
     nisa.tensor_copy(dst=index, src=latest[0:1], engine=nisa.engine.gpsimd)
-    return DensePasses(None, None, None, latest, index, none, step)
+    return DensePasses(None, None, None, None, None, latest, index, none, step)
 
 
-def dense_passes(shape, chunk, lengths, dense):
-    """What else DensePasses hold, and 1 [128, B] for each sequence that has no pass of live slots, else 0."""
+def dense_passes(shape, chunk, lengths, dense, with_together):
+    """What else DensePasses hold, `together` if that is asked for, and 1 [128, B] for each sequence that has no pass of
+    live slots, else 0."""
     size = lengths.cached.shape
     dense.left = tile(size)
     nisa.tensor_tensor(
@@ -91,6 +94,14 @@ def dense_passes(shape, chunk, lengths, dense):
         dst=some, data=lengths.cached, op0=nl.subtract, operand0=step, op1=nl.greater_equal, operand1=lengths.base
     )
     dense.any = counters(some)
+    dense.apart = dense.any
+    if with_together:
+        every = tile((PARTITIONS, 1))
+        apart = tile(size)
+        nisa.tensor_reduce(dst=every, op=nl.minimum, data=some, axis=1)
+        nisa.tensor_scalar(dst=apart, data=some, op0=nl.subtract, operand0=every)
+        dense.together = counters(every)[0]
+        dense.apart = counters(apart)
     nisa.tensor_scalar(dst=short, data=some, op0=nl.equal, operand0=0.0)
     if shape.sliding_window > 0:
         after = tile(size)

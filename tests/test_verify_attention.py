@@ -147,6 +147,26 @@ def test_two_cores_agree_with_the_reference(case, lnc):
             "seq_lens": [11_000],
         },  # one stream, whose passes are of two parts
         {"batch": 2, "slots": 8200, "group": 8, "rows": 16, "softcap": 5.0, "seq_lens": [8000, 5000]},
+        {
+            "batch": 3,
+            "slots": 8192,
+            "group": 8,
+            "rows": 12,
+            "head_dim": 64,
+            "sinks": True,
+            "cache_layout": "BHDS",
+            "dtype": BFLOAT16,
+            "seq_lens": [8100, 5000, 6144],
+        },  # one stream, all long
+        {
+            "batch": 3,
+            "slots": 8192,
+            "group": 8,
+            "rows": 12,
+            "head_dim": 64,
+            "dtype": BFLOAT16,
+            "seq_lens": [4097, 4000, 8000],
+        },  # one stream, not all long
         {"batch": 9, "slots": 9000, "rows": 3, "group": 4, "head_dim": 16, "tree": True},
         {"batch": 3, "slots": 9000, "rows": 33, "group": 9, "head_dim": 16, "seq_lens": [8960, 4500, 300]},
         {"batch": 9, "slots": 65, "ring": True, "seq_lens": [0, 1, 64, 65, 66, 100, 129, 130, 131]},

@@ -156,6 +156,13 @@ MUTANTS = [
         _AGREES,
     ),
     Mutant(
+        "sequences that are taken together are taken apart once more",
+        "kernels/attention_work.py",
+        "dst=apart, data=some, op0=nl.subtract, operand0=every",
+        "dst=apart, data=some, op0=nl.subtract, operand0=0.0",
+        _AGREES,
+    ),
+    Mutant(
         "both cores take the same query heads",
         "kernels/attention_passes.py",
         "    return core * share, (core + 1) * share",
