@@ -351,6 +351,14 @@ def test_data_and_lengths_of_other_sequences_change_no_bit(case, seed):
         assert old[1].tobytes() == new[1].tobytes()
 
 
+def test_whether_other_sequences_are_long_changes_no_bit():
+    sizes = {"batch": 2, "group": 8, "rows": 12, "head_dim": 32, "slots": 8192, "cache_layout": "BHDS"}
+    case = make_case(1, **sizes, seq_lens=[8100, 5000], draft_lens=[11, 11])
+    changed = case.changed(seq_lens=np.array([8100, 500], np.int32))
+    for old, new in zip(case.run(lnc=2), changed.run(lnc=2)):
+        assert old[0].tobytes() == new[0].tobytes()
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
