@@ -14,7 +14,7 @@ from .attention_blocks import fetch_runs
 from .attention_few import attend_windows
 from .attention_loads import fetch_keys, new_keys, new_slots
 from .attention_order import finish_line, ready_line, score_first
-from .attention_parts import extend_line, has_values, limits_of, line_for, parts_of, row_tile
+from .attention_parts import extend_line, has_values, limits_of, line_for, parts_of, row_tile, seen_window
 from .attention_passes import moved_keys, silence_last_run, silence_pass
 from .attention_plan import PARTITIONS, tile
 from .attention_steps import (
@@ -152,7 +152,7 @@ def score_ahead(ahead, plan, facts, coming):
         moving = moved_keys(walk.shape, plan.dense, rows, keys[0])
         silence_last_keys(walk, plan, ahead.current, moving)
         limits = limits_of(walk, True, 0, 0, ahead.current, has_values(window), nisa.engine.vector)
-        seen = (window[0], limits.mask) if has_values(window) else ()
+        seen = seen_window(walk, own, ahead.current, window, limits)
         scoring = begin_scores(walk.shape, plan.dense, rows, own, queries, moving, limits.bounds, seen, ahead.step)
         score_and_weigh(scoring, None)
 

@@ -98,16 +98,21 @@ def scores_of(walk, dense, g, t, part, window, before, limits=None):
     rows, own, state, queries = row_tile(walk, dense, g, t)
     if limits == None:  # noqa: E711
         limits = limits_of(walk, dense, g, t, part.current, has_values(window), nisa.engine.vector)
-    seen = ()
-    if has_values(window):
-        mask = limits.mask
-        if mask == None:  # noqa: E711
-            live = live_flags(own, part.current, nisa.engine.gpsimd)
-            mask = window_mask(walk.shape, own, part.current, live, nisa.engine.gpsimd)
-        seen = (window[0], mask)
+    seen = seen_window(walk, own, part.current, window, limits)
     earlier = state.negative_max if before == None else before.negative_max  # noqa: E711
     step = new_step(walk.shape, part.chunk, rows, own, len(seen) > 0, earlier)
     return new_scoring(walk.shape, part.chunk, rows, own, queries, part.keys, limits.bounds, seen, step)
+
+
+def seen_window(walk, constants, current, window, limits):
+    """The keys of `window`, as extend_line has it, and which of them each row sees; () if there are none."""
+    if not has_values(window):
+        return ()
+    mask = limits.mask
+    if mask == None:  # noqa: E711
+        live = live_flags(constants, current, nisa.engine.gpsimd)
+        mask = window_mask(walk.shape, constants, current, live, nisa.engine.gpsimd)
+    return window[0], mask
 
 
 def weighing_of(walk, dense, g, k, parts, step, window):
