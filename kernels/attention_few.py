@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_exchange import add_streams, exchanges_of, finish, join_next, other_states
+from .attention_exchange import add_streams, exchange, finish, join_next
 from .attention_lengths import checked_lengths, on_every_partition
 from .attention_loads import fetch_slots, load_queries, new_slots
 from .attention_order import PIECE_FETCH, finish_line, finish_steps, score_first
@@ -67,7 +67,7 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
             first = first_pass(every, walk.sequence)
             attend_once(walk, ragged, first)
             add_streams(walk)
-            finish(walk, exchanges_of(walk, other_states(walk)), first)
+            finish(walk, exchange(walk), first)
         return
 
     whole = None
