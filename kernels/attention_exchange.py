@@ -27,33 +27,43 @@ def add_streams(walk):
             over_streams(walk.groups[g][t], total, total, nl.add, idle_engine(walk.shape))
 
 
-def exchange(walk):
-    """Exchanges of all row tiles; () if no core shares their slots."""
-    exchanges = []
+def other_states(walk):
+    """The other core's states of all row tiles; () if no core shares their slots."""
+    if walk.operands.shards == 1:
+        return ()
+    others = []
     for g in range(len(walk.groups)):
-        for t in range(len(walk.groups[g]) if walk.operands.shards > 1 else 0):
+        for t in range(len(walk.groups[g])):
             rows = walk.groups[g][t]
             state = walk.states[g][t]
-            theirs = other_state(walk.shape, rows, state, walk.operands.shard, nisa.dma_engine.gpsimd_dma)
-            exchanges.append(Exchange(state, theirs, level_states(walk.shape, rows, state, theirs)))
+            dma = nisa.dma_engine.gpsimd_dma
+            others.append(other_state(walk.shape, rows, state, walk.operands.shard, dma))
+    return others
+
+
+def exchanges_of(walk, others):
+    """Exchanges of all row tiles; `others` as other_states leaves them."""
+    exchanges = []
+    for g in range(len(walk.groups)):
+        for t in range(len(walk.groups[g]) if len(others) > 0 else 0):
+            state = walk.states[g][t]
+            theirs = others[len(exchanges)]
+            exchanges.append(Exchange(state, theirs, level_states(walk.shape, walk.groups[g][t], state, theirs)))
     return exchanges
 
 
 def finish(walk, exchanges, current):
-    """Writes the output of all row tiles; of two cores that share the slots, each writes half of the rows.
-
-    `exchanges`: as exchange leaves them.
-    """
+    """Writes the output of all row tiles; of two cores that share the slots, each writes half of the rows."""
     operands = walk.operands
     outputs = operands.outputs
     done = 0
     for g in range(len(walk.groups)):
         for t in range(len(walk.groups[g])):
             if len(exchanges) > 0:
-                pair = exchanges[done]
+                exchange = exchanges[done]
                 done += 1
-                add_states(walk.shape, pair.joined, pair.state, pair.theirs)
-                walk.states[g][t] = pair.joined
+                add_states(walk.shape, exchange.joined, exchange.state, exchange.theirs)
+                walk.states[g][t] = exchange.joined
             rows, own, state, _ = row_tile(walk, operands.shards == 1, g, t)
             store_output(
                 walk.shape, rows, own, state, outputs, operands.sums, 0, current, operands.shard, operands.shards
@@ -64,7 +74,7 @@ def join_next(walks, firsts, exchanges, finished):
     """Exchanges of the sequence that comes next, and the output of the one before it, or, where nothing is exchanged,
     of itself: what a sequence adds up is weighed while something else runs. Returns how many are written."""
     walk = walks[len(exchanges)]
-    exchanges.append(exchange(walk))
+    exchanges.append(exchanges_of(walk, other_states(walk)))
     if len(exchanges) - finished > (1 if walk.operands.shards > 1 else 0):
         finish(walks[finished], exchanges[finished], firsts[finished])
         return finished + 1

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import nki.isa as nisa
 import nki.language as nl
 
-from .attention_exchange import add_streams, exchange, finish, join_next
+from .attention_exchange import add_streams, exchanges_of, finish, join_next, other_states
 from .attention_lengths import checked_lengths, on_every_partition
 from .attention_loads import fetch_slots, load_queries, new_slots
-from .attention_order import PIECE_FETCH, finish_line, finish_steps, score_first
+from .attention_order import PIECE_FETCH, finish_line, finish_steps, new_line, score_first
 from .attention_parts import Walk, extend_line, limits_of, line_for, parts_of, take
 from .attention_passes import (
+    LONGEST,
     attend_window,
     constants_of,
     has_window,
@@ -52,6 +53,15 @@ class Opening(nl.NKIObject):
     limits: object  # of these for each step of each group, as far as they are known
 
 
+@dataclass
+class Ahead(nl.NKIObject):
+    """What of the first sequence's outer passes, in its first group, comes before it is known whether it has any."""
+
+    keys: object
+    values: object  # of the first pass, if keys are not long on their way; else ()
+    line: object  # whose first step is scored, or None
+
+
 def attend_few(shape, groups, operands, lengths, slot_cores):
     ragged = plan_ragged(shape, groups[0][0], operands.shard, slot_cores)
     dense = plan_dense(shape, groups[0][0], operands.shard, slot_cores)
@@ -67,7 +77,7 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
             first = first_pass(every, walk.sequence)
             attend_once(walk, ragged, first)
             add_streams(walk)
-            finish(walk, exchange(walk), first)
+            finish(walk, exchanges_of(walk, other_states(walk)), first)
         return
 
     whole = None
@@ -96,11 +106,11 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
     ends = []
     for lap in laps:
         ends.append(ragged_ends(lap, is_ragged))
-    keys_ahead = ()
+    ahead = None
     if together:
         for sequence in range(1, shape.batch):
             openings.append(open_sequence(walks[sequence], laps[0], whole, None, firsts[sequence]))
-        keys_ahead = attend_together(walks, dense, whole, openings)
+        ahead = Ahead(attend_together(walks, dense, whole, openings), (), None)
     exchanges = []
     finished = 0
     for sequence in range(shape.batch):
@@ -111,10 +121,12 @@ def attend_few(shape, groups, operands, lengths, slot_cores):
             coming = len(openings)
             begin = None if begins == None else begins[0][coming]  # noqa: E711
             openings.append(open_sequence(walks[coming], laps[0], whole, begin, firsts[coming]))
+        if sequence == 0 and not together and dense != None and begins == None:  # noqa: E711
+            ahead = look_ahead(walk, dense, openings[0])
         begin = None if begins == None else begins[0][sequence]  # noqa: E711
         end = None if dense_ends == None else dense_ends[sequence]  # noqa: E711
-        attend_begin(walk, dense, whole, begin, end, openings[sequence], firsts[sequence], keys_ahead)
-        keys_ahead = ()
+        attend_begin(walk, dense, whole, begin, end, openings[sequence], firsts[sequence], ahead)
+        ahead = None
         for lap in range(len(laps)):
             begin = 0 if begins == None else begins[lap][sequence]  # noqa: E711
             attend_ragged(walk, ragged, laps[lap], begin, ends[lap][sequence])
@@ -193,7 +205,7 @@ def open_sequence(walk, every, dense, begin, current):
     return Opening(windows_of(walk, current), outer, limits)
 
 
-def attend_begin(walk, chunk, dense, begin, end, opening, current, keys_ahead):
+def attend_begin(walk, chunk, dense, begin, end, opening, current, ahead):
     """The window, and the passes over live slots only.
 
     Args:
@@ -201,7 +213,7 @@ def attend_begin(walk, chunk, dense, begin, end, opening, current, keys_ahead):
         dense: DensePasses of all sequences, or None.
         begin: the first slot, a register, or None for 0.
         end: where the last of these passes starts, a register.
-        keys_ahead: of the first group's outer passes, if they are under way, else ().
+        ahead: the sequence's Ahead, None if it has none.
     """
 
     def window_alone(_):
@@ -210,7 +222,7 @@ def attend_begin(walk, chunk, dense, begin, end, opening, current, keys_ahead):
     if dense == None:  # noqa: E711
         attend_windows(walk, opening.windows, current)
         return
-    attend_dense(walk, chunk, dense, begin, end, opening, keys_ahead)
+    attend_dense(walk, chunk, dense, begin, end, opening, ahead)
     nl.fori_loop(dense.any[walk.sequence], 1, window_alone)
 
 
@@ -243,6 +255,23 @@ def outer_passes(shape, every, dense, begin, sequence):
     )
 
 
+def look_ahead(walk, chunk, opening):
+    """The Ahead of the first sequence: the engines are busy from the start, before it is known whether there are such
+    passes."""
+    # Vector, which masks full row tiles all the time, is not to wait for a whole piece.
+    soon = PIECE // 2 if chunk.streams == 1 else PIECE
+    keys = outer_keys(walk, chunk, 0, opening.outer, soon)
+    values = ()
+    if chunk.slots < LONGEST:
+        values = (values_of(walk, chunk, 0, opening.outer[0]),)
+    # Keys that are to be transposed are all there before the first is scored.
+    line = line_for(walk, 0, PIECE_FETCH if walk.shape.cache_layout == "BHDS" else 0.0)
+    parts = parts_of(walk, chunk, 0, opening.outer, keys, ())
+    extend_line(line, 1, walk, True, 0, parts, opening.windows[0], opening.limits[0])
+    score_first(line, 1)
+    return Ahead(keys, values, line)
+
+
 def attend_together(walks, chunk, dense, openings):
     """The outer passes of all sequences in one line, if all have them: one's values come with another's scores.
 
@@ -251,7 +280,8 @@ def attend_together(walks, chunk, dense, openings):
     keys_ahead = outer_keys(walks[0], chunk, 0, openings[0].outer)
 
     def all_outer(_):
-        line = line_for(walks[0], 0, PIECE_FETCH)
+        # As many weights as can be transposed at once: there is always more to do.
+        line = new_line(2, PIECE_FETCH)
         for walk in walks:
             opening = openings[walk.sequence]
             outer = opening.outer
@@ -259,7 +289,7 @@ def attend_together(walks, chunk, dense, openings):
                 keys = keys_ahead
                 if walk.sequence + g > 0:
                     keys = outer_keys(walk, chunk, g, outer)
-                values = (values_of(walk, chunk, g, outer[0]), values_of(walk, chunk, g, outer[1]))
+                values = outer_values(walk, chunk, g, outer, ())
                 parts = parts_of(walk, chunk, g, outer, keys, values)
                 before = len(line.steps)
                 steps = len(walk.groups[g]) * len(parts)
@@ -278,32 +308,31 @@ def outer_keys(walk, chunk, g, outer, begin=PIECE):
     return keys_of(walk, chunk, g, outer[0], begin), keys_of(walk, chunk, g, outer[1])
 
 
-def attend_dense(walk, chunk, dense, begin, end, opening, keys_ahead):
+def outer_values(walk, chunk, g, outer, early):
+    """The same for values; `early`: those that are under way."""
+    values = []
+    for one in early:
+        values.append(one)
+    for current in outer[len(early) :]:
+        values.append(values_of(walk, chunk, g, current))
+    return values
+
+
+def attend_dense(walk, chunk, dense, begin, end, opening, ahead):
     """Passes over live slots only: the outer ones together, which begin the states, then those between."""
     outer = opening.outer
     windows = opening.windows
-    # The engines are busy from the start, before it is known whether these passes are needed.
-    ahead = keys_ahead
-    line = None
-    if walk.sequence == 0 and len(keys_ahead) == 0 and begin == None:  # noqa: E711
-        # Vector, which masks full row tiles all the time, is not to wait for a whole piece.
-        soon = PIECE // 2 if chunk.streams == 1 else PIECE
-        ahead = outer_keys(walk, chunk, 0, outer, soon)
-        # Keys that are to be transposed are all there before the first is scored.
-        line = line_for(walk, 0, PIECE_FETCH if walk.shape.cache_layout == "BHDS" else 0.0)
-        extend_line(line, 1, walk, True, 0, parts_of(walk, chunk, 0, outer, ahead, ()), windows[0], opening.limits[0])
-        score_first(line, 1)
 
     def first_and_last(_):
         for g in range(len(walk.groups)):
-            keys = ahead if g == 0 else ()
-            if len(keys) == 0:
-                keys = outer_keys(walk, chunk, g, outer)
-            values = (values_of(walk, chunk, g, outer[0]), values_of(walk, chunk, g, outer[1]))
-            parts = parts_of(walk, chunk, g, outer, keys, values)
-            own = line if g == 0 and line != None else line_for(walk, g)  # noqa: E711
-            extend_line(own, len(walk.groups[g]) * len(parts), walk, True, g, parts, windows[g], opening.limits[g])
-            finish_line(own)
+            own = ahead
+            if g > 0 or ahead == None:  # noqa: E711
+                own = Ahead(outer_keys(walk, chunk, g, outer), (), None)
+            line = line_for(walk, g) if own.line == None else own.line  # noqa: E711
+            values = outer_values(walk, chunk, g, outer, own.values)
+            parts = parts_of(walk, chunk, g, outer, own.keys, values)
+            extend_line(line, len(walk.groups[g]) * len(parts), walk, True, g, parts, windows[g], opening.limits[g])
+            finish_line(line)
 
     def next_pass(start):
         # On GpSimd, so as not to queue behind the work of the pass before.

@@ -36,7 +36,7 @@ DMA_TRANSPOSE = 5000.0
 
 # PSUM has eight banks.
 MOST_PRODUCTS = 2  # spans that are not masked yet
-MOST_TRANSPOSED = 3  # batches that are not in SBUF yet
+MOST_TRANSPOSED = 2  # batches that are not in SBUF yet
 MOST_WEIGHED = 2  # steps that are not in the state yet
 MOST_SCORED = 2  # steps whose scores, in SBUF, are not all exponentiated yet
 
