@@ -128,6 +128,13 @@ MUTANTS = [
         ("tests/test_verify_attention.py::test_the_kernel_agrees_at_sizes_that_need_more_than_one_tile",),
     ),
     Mutant(
+        "values that come early are those of the last pass",
+        "kernels/attention_few.py",
+        "values = (values_of(walk, chunk, 0, opening.outer[0]),)",
+        "values = (values_of(walk, chunk, 0, opening.outer[1]),)",
+        ("tests/test_verify_attention.py::test_the_kernel_agrees_at_sizes_that_need_more_than_one_tile",),
+    ),
+    Mutant(
         "the rest of a pass's first keys is not fetched",
         "kernels/attention_loads.py",
         "ends = [min(begin, chunk.slots)]",
