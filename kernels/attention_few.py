@@ -262,7 +262,8 @@ def look_ahead(walk, chunk, opening):
     soon = PIECE // 2 if chunk.streams == 1 else PIECE
     keys = outer_keys(walk, chunk, 0, opening.outer, soon)
     values = ()
-    if chunk.slots < LONGEST:
+    # Short keys are soon there; other groups would want the room.
+    if chunk.slots < LONGEST and len(walk.groups) == 1:
         values = (values_of(walk, chunk, 0, opening.outer[0]),)
     # Keys that are to be transposed are all there before the first is scored.
     line = line_for(walk, 0, PIECE_FETCH if walk.shape.cache_layout == "BHDS" else 0.0)
