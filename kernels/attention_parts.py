@@ -6,7 +6,7 @@ import nki.isa as nisa
 import nki.language as nl
 
 from .attention_order import finish_line, join_line, new_line
-from .attention_plan import Chunk
+from .attention_plan import PARTITIONS, Chunk
 from .attention_softmax import live_flags, one_stream, slot_bounds, window_mask
 from .attention_steps import FEW_COLUMNS, new_scoring, new_step, new_weighing
 
@@ -150,6 +150,9 @@ def transposing_engines(shape, chunk, rows, busy, i, passes):
     if shape.block_size > 0:
         # Vector has more to do besides.
         return (nisa.engine.scalar, nisa.engine.scalar, nisa.engine.vector), FEW_COLUMNS
+    if rows.count <= PARTITIONS // 2:
+        # Few rows take Vector as long to mask as many.
+        return (None, nisa.engine.scalar), FEW_COLUMNS
     return (None,), FEW_COLUMNS
 
 
