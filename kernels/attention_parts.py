@@ -153,6 +153,9 @@ def transposing_engines(shape, chunk, rows, busy, i, passes):
     if rows.count <= PARTITIONS // 2:
         # Few rows take Vector as long to mask as many.
         return (None, nisa.engine.scalar), FEW_COLUMNS
+    if shape.cache_layout != "BHDS" and rows.streams == 1:
+        # Vector copies transposed keys besides.
+        return (nisa.engine.scalar, None, None, None), FEW_COLUMNS
     return (None,), FEW_COLUMNS
 
 
