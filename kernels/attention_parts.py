@@ -156,6 +156,9 @@ def transposing_engines(shape, chunk, rows, busy, i, passes):
     if shape.cache_layout != "BHDS" and rows.streams == 1:
         # Vector copies transposed keys besides.
         return (nisa.engine.scalar, None, None, None), FEW_COLUMNS
+    if shape.batch == 1 and passes == 2 and rows.streams == 1:
+        # Two steps of full rows keep Vector the busiest, though Scalar copies them later.
+        return (nisa.engine.scalar, None), FEW_COLUMNS
     return (None,), FEW_COLUMNS
 
 
