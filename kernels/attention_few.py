@@ -376,7 +376,7 @@ def attend_ragged(walk, chunk, lengths, begin_slot, end_slot):
 
 def keys_of(walk, chunk, g, current, begin=PIECE):
     """Keys of a pass for group g of row tiles, `begin` slots of them first."""
-    return pass_keys(walk.shape, chunk, walk.groups[g][0], walk.operands, current, None, begin)
+    return pass_keys(walk.shape, chunk, walk.groups[g][0], walk.operands, current, begin)
 
 
 def values_of(walk, chunk, g, current):

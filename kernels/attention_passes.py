@@ -21,7 +21,6 @@ from .attention_loads import (
 )
 from .attention_plan import (
     PARTITIONS,
-    PIECE,
     Chunk,
     count_row_tiles,
     head_parts,
@@ -273,10 +272,10 @@ def has_window(operands):
     return operands.key != None and operands.shard == 0  # noqa: E711
 
 
-def pass_keys(shape, chunk, rows, operands, current, places=None, begin=PIECE):
-    """Keys of a pass, a list of segments; `places` of its runs if the cache is paged, `begin` as for fetch_keys."""
+def pass_keys(shape, chunk, rows, operands, current, begin):
+    """Keys of a pass, a list of segments; `begin` as for fetch_keys."""
     keys = new_keys(shape, chunk, rows, operands.key_cache.dtype)
-    fetch_keys(shape, chunk, rows, operands.key_cache, current, places, keys, begin)
+    fetch_keys(shape, chunk, rows, operands.key_cache, current, None, keys, begin)
     return moved_keys(shape, chunk, rows, keys)
 
 

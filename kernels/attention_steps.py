@@ -179,13 +179,13 @@ class Weighing(nl.NKIObject):
     weights: object  # of each batch, [count, 1, slots of a run, partitions]
     transposed: object  # these, [partitions, 1, slots of a run, count], in PSUM unless DMA did it
     ready: object  # these in SBUF
-    room: object  # for these, of each batch; () if they are not to outlive a loop
+    room: object  # for these, of each batch, as new_room makes it; () if they are not to outlive a loop
     weighed: object  # (batch, stream) of what is in `weighted`
     weighted: object  # [rows, heads * D] in PSUM; None until then
 
 
 def new_weighing(
-    shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS, ends=False, room=()
+    shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS, ends=False
 ):
     """Weighing of a step, which takes its values into the state.
 
@@ -196,7 +196,6 @@ def new_weighing(
         engines: which take turns at the transposed weights: they empty PSUM, DMA does it all; None, any.
         columns: of weights that they take at once.
         ends: whether no other step is there to be taken meanwhile.
-        room: for the weights of each batch, transposed, if they are to outlive a loop: as new_room makes it.
     """
     batches = []
     if step.window != None:  # noqa: E711
@@ -216,7 +215,7 @@ def new_weighing(
         [],
         [],
         [],
-        room,
+        (),
         [],
         None,
     )
@@ -388,9 +387,9 @@ def score_step(shape, chunk, rows, constants, stationary, keys, bounds, window, 
     return step
 
 
-def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, engines, columns=FEW_COLUMNS):
+def weigh_step(shape, chunk, rows, step, values, window_values, state, begins, engines):
     """Takes a step's values into the state, alone; arguments as for new_weighing."""
-    weighing = new_weighing(shape, chunk, rows, step, values, window_values, state, begins, engines, columns)
+    weighing = new_weighing(shape, chunk, rows, step, values, window_values, state, begins, engines)
     score_and_weigh(None, weighing)
     end_values(weighing)
 
